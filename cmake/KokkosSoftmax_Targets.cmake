@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: The KokkosSoftmax authors
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+# What the library, its tests and its benchmarks share.
+
+# kokkossoftmax_sources(<file>...): compile these with the language that Kokkos was built with. Call it where the target
+# is made: the property belongs to the folder.
+function(kokkossoftmax_sources)
+  if(NOT KokkosSoftmax_LANGUAGE STREQUAL "CXX")
+    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE ${KokkosSoftmax_LANGUAGE})
+  endif()
+endfunction()
+
+# kokkossoftmax_target(<target>): language standard, warnings and architectures of our own code.
+function(kokkossoftmax_target target)
+  target_compile_features(${target} PRIVATE cxx_std_20)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF CUDA_EXTENSIONS OFF)
+  set(warnings -Wall -Wextra -Wshadow)
+  if(KokkosSoftmax_WARNINGS_AS_ERRORS)
+    list(APPEND warnings -Werror)
+  endif()
+  list(JOIN warnings "," xcompiler)
+  target_compile_options(
+    ${target} PRIVATE "$<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang,AppleClang,IntelLLVM>:${warnings}>"
+                      "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Xcompiler=${xcompiler}>"
+  )
+  if(KokkosSoftmax_LANGUAGE STREQUAL "CUDA")
+    # The interface of Kokkos says C++17, which CMake would take for CUDA when nothing says more.
+    target_compile_features(${target} PRIVATE cuda_std_20)
+    # wgmma and setmaxnreg exist in 90a alone, while Kokkos' own flag is 90.
+    set(architectures "")
+    foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
+      string(REGEX REPLACE "^90(-real|-virtual)?$" "90a-real" architecture "${architecture}")
+      list(APPEND architectures ${architecture})
+    endforeach()
+    set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+  endif()
+endfunction()
+
+# kokkossoftmax_scalar_pairs(<out_var> <header>): the lines "M(input, output)" of KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR, as
+# a list of "input,output", so that the header is the one place that says what is instantiated.
+function(kokkossoftmax_scalar_pairs out_var header)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
+  file(READ "${header}" text)
+  string(FIND "${text}" "#define KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR(M)" begin)
+  if(begin EQUAL -1)
+    message(FATAL_ERROR "KokkosSoftmax: ${header} does not define KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR(M)")
+  endif()
+  string(SUBSTRING "${text}" ${begin} -1 text)
+  # The macro ends at the first line without a backslash.
+  string(REGEX MATCH "^([^\n]*\\\\[ \t\r]*\n)*[^\n]*" text "${text}")
+  string(REGEX MATCHALL "M\\([^()]+,[^()]+\\)" calls "${text}")
+  set(pairs "")
+  foreach(call IN LISTS calls)
+    string(REGEX REPLACE "^M\\(|\\)$|[ \t]" "" pair "${call}")
+    list(APPEND pairs "${pair}")
+  endforeach()
+  if(NOT pairs)
+    message(FATAL_ERROR "KokkosSoftmax: KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR in ${header} lists no pair M(input, output)")
+  endif()
+  set(${out_var}
+      "${pairs}"
+      PARENT_SCOPE
+  )
+endfunction()
+
+# kokkossoftmax_backend_type(<out_var> <backend>): the execution space of an upper-case backend name.
+function(kokkossoftmax_backend_type out_var backend)
+  set(types
+      CUDA=Cuda
+      HIP=HIP
+      SYCL=SYCL
+      OPENMPTARGET=Experimental::OpenMPTarget
+      OPENACC=Experimental::OpenACC
+      HPX=Experimental::HPX
+      OPENMP=OpenMP
+      THREADS=Threads
+      SERIAL=Serial
+  )
+  foreach(pair IN LISTS types)
+    if(pair MATCHES "^${backend}=(.*)$")
+      set(${out_var}
+          "Kokkos::${CMAKE_MATCH_1}"
+          PARENT_SCOPE
+      )
+    endif()
+  endforeach()
+endfunction()
