@@ -1,0 +1,12 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The whole library: `#include <KokkosSoftmax.hpp>`.
+
+#ifndef KOKKOSSOFTMAX_HPP
+#define KOKKOSSOFTMAX_HPP
+
+#include <KokkosSoftmax_Softmax.hpp>
+
+#endif

@@ -1,0 +1,622 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// Logit transforms: what happens to a logit before the softmax (and, in a Linear head, after the product).
+/// Each is `value' = t(value, row, column)` in the accumulator's type; `a | b` applies a, then b.
+
+#ifndef KOKKOSSOFTMAX_TRANSFORMS_HPP
+#define KOKKOSSOFTMAX_TRANSFORMS_HPP
+
+#include <impl/KokkosSoftmax_Problem.hpp>
+
+#include <cmath>
+#include <concepts>
+#include <utility>
+
+namespace KokkosSoftmax {
+
+/// Asks a transform to look at its values when it is used: reads them back, so the call waits for the
+/// instance.
+struct Checked {};
+inline constexpr Checked checked{};
+
+namespace impl {
+
+/// What a transform is bound to at a call.
+template <class Exec>
+struct BindContext {
+  const CallContext& call;
+  const LogitShape& shape;
+  const Exec& exec;
+};
+
+/// The base of the library's transforms; found by operator|.
+struct TransformBase {};
+
+template <class T>
+inline constexpr bool is_library_transform_v = std::is_base_of_v<TransformBase, std::remove_cvref_t<T>>;
+
+/// A callable as value' = f(value, row, column), for float or double accumulators.
+template <class F>
+concept callable_as_value_row_column =
+    std::is_invocable_r_v<float, const F&, float, index_type, index_type> ||
+    std::is_invocable_r_v<double, const F&, double, index_type, index_type>;
+
+template <class T>
+concept logit_transform = is_library_transform_v<T> || callable_as_value_row_column<T>;
+
+template <class View>
+concept view_of_operand = requires(const View& view) {
+  typename View::value_type;
+  typename View::memory_space;
+  typename View::execution_space;
+  {view.data()};
+  { view.extent(0) } -> std::convertible_to<std::size_t>;
+  { view.stride(0) } -> std::convertible_to<std::size_t>;
+  { view.rank() } -> std::convertible_to<std::size_t>;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Bound transforms: plain device data. A stage gives, for a row, an object that is called with (value,
+// column), so that what depends on the row alone is found once a row; a mask's object says whether it keeps a
+// column.
+
+/// From the linear index of a row to an offset in an operand that may broadcast.
+struct RowOffset {
+  int rank = 0;
+  index_type extent[max_outer_rank] = {};
+  index_type stride[max_outer_rank] = {};
+
+  KOKKOS_FORCEINLINE_FUNCTION index_type operator()(index_type row) const {
+    index_type offset = 0;
+    for (int d = rank - 1; d > 0; --d) {
+      const index_type next = row / extent[d];
+      offset += (row - next * extent[d]) * stride[d];
+      row = next;
+    }
+    return rank > 0 ? offset + row * stride[0] : 0;
+  }
+
+  void append(index_type e, index_type s) {
+    if (e == 1) return;
+    if (rank > 0 && stride[rank - 1] == e * s) {
+      extent[rank - 1] *= e;
+      stride[rank - 1] = s;
+    } else {
+      extent[rank] = e;
+      stride[rank++] = s;
+    }
+  }
+};
+
+/// An operand with a value for each logit, or broadcast: the shape of the logits with any extent 1, or one
+/// value a column.
+template <class T>
+struct LogitOperand {
+  const T* data = nullptr;
+  RowOffset row_offset;
+  index_type column_stride = 0;
+
+  template <class View, class Exec>
+  static LogitOperand bind(const char* name, const View& view, const BindContext<Exec>& c) {
+    const Block block = block_of(view);
+    const LogitShape& shape = c.shape;
+    const bool per_column = block.rank == 1 && shape.rank > 1;
+    bool fits = per_column ? block.extent[0] == shape.columns : block.rank == shape.rank;
+    for (int d = 0; fits && !per_column && d < shape.rank; ++d) {
+      fits = block.extent[d] == shape.extent[d] || block.extent[d] == 1;
+    }
+    if (!fits) {
+      c.call.fail(std::string(name) + " of extents " + block.extents_text() + " fits neither x of extents " +
+                  shape.text() + " (an extent of 1 is broadcast) nor its " + std::to_string(shape.columns) +
+                  " columns");
+    }
+    c.call.check_operand(name, block);
+    LogitOperand operand;
+    operand.data = view.data();
+    if (per_column) {
+      operand.column_stride = block.stride[0];
+      return operand;
+    }
+    operand.column_stride = block.extent[shape.axis] == 1 ? 0 : block.stride[shape.axis];
+    for (int d = 0; d < shape.rank; ++d) {
+      if (d != shape.axis)
+        operand.row_offset.append(shape.extent[d], block.extent[d] == 1 ? 0 : block.stride[d]);
+    }
+    return operand;
+  }
+
+  struct Row {
+    const T* data;
+    index_type column_stride;
+    KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const {
+      return data[column * column_stride];
+    }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
+    return {data + row_offset(row), column_stride};
+  }
+};
+
+/// One value a column.
+template <class T>
+struct ColumnOperand {
+  const T* data = nullptr;
+  index_type stride = 0;
+
+  template <class View, class Exec>
+  static ColumnOperand bind(const char* name, const View& view, const BindContext<Exec>& c) {
+    const Block block = block_of(view);
+    if (block.rank != 1 || block.extent[0] != c.shape.columns) {
+      c.call.fail(std::string(name) + " of extents " + block.extents_text() +
+                  " does not have one value for each of the " + std::to_string(c.shape.columns) + " columns");
+    }
+    c.call.check_operand(name, block);
+    return {view.data(), block.stride[0]};
+  }
+  KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const { return data[column * stride]; }
+};
+
+/// Nothing happens.
+struct BoundIdentity {
+  struct Row {
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
+      return value;
+    }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {}; }
+};
+
+/// A functor without parts that depend on the row alone.
+template <class F>
+struct BoundFunctor {
+  F f;
+  struct Row {
+    const F* f;
+    index_type row;
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
+      return static_cast<Acc>((*f)(value, row, column));
+    }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {&f, row}; }
+};
+
+template <class Predicate>
+struct BoundKeepIf {
+  Predicate predicate;
+  struct Row {
+    const Predicate* predicate;
+    index_type row;
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const { return (*predicate)(row, column); }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {&predicate, row}; }
+};
+
+template <class T>
+struct BoundMask {
+  LogitOperand<T> mask;
+  struct Row {
+    typename LogitOperand<T>::Row mask;
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const {
+      return static_cast<bool>(mask(column));
+    }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {mask.at_row(row)}; }
+};
+
+struct BoundCausal {
+  index_type offset, queries, rows_per_query;
+  struct Row {
+    index_type last;
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const { return column <= last; }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
+    return {(row / rows_per_query) % queries + offset};
+  }
+};
+
+template <class T>
+struct BoundBias {
+  LogitOperand<T> bias;
+  struct Row {
+    typename LogitOperand<T>::Row bias;
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
+      return value + load_as<Acc>(bias(column));
+    }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {bias.at_row(row)}; }
+};
+
+template <class T>
+struct BoundTemperature {
+  const T* data;
+  RowOffset row_offset;
+  struct Row {
+    const T* temperature;
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
+      return value / load_as<Acc>(*temperature);
+    }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {data + row_offset(row)}; }
+};
+
+template <class M, class V, class G, class B>
+struct BoundBatchNorm {
+  ColumnOperand<M> mean;
+  ColumnOperand<V> variance;
+  ColumnOperand<G> gamma;
+  ColumnOperand<B> beta;
+  double eps;
+  struct Row {
+    const BoundBatchNorm* all;
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
+      const Acc deviation = Kokkos::sqrt(load_as<Acc>(all->variance(column)) + static_cast<Acc>(all->eps));
+      return (value - load_as<Acc>(all->mean(column))) / deviation * load_as<Acc>(all->gamma(column)) +
+             load_as<Acc>(all->beta(column));
+    }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {this}; }
+};
+
+/// What a stage's row object does to a value and to whether the logit is kept.
+template <class RowStage, class Acc>
+KOKKOS_FORCEINLINE_FUNCTION void apply_stage(const RowStage& stage, Acc& value, bool& kept,
+                                             index_type column) {
+  if constexpr (requires { stage.apply(value, kept, column); }) {
+    stage.apply(value, kept, column);
+  } else if constexpr (requires { stage.keeps(column); }) {
+    kept = kept && stage.keeps(column);
+  } else {
+    value = stage(value, column);
+  }
+}
+
+template <class A, class B>
+struct BoundChain {
+  A a;
+  B b;
+  struct Row {
+    typename A::Row a;
+    typename B::Row b;
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
+      apply_stage(a, value, kept, column);
+      apply_stage(b, value, kept, column);
+    }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {a.at_row(row), b.at_row(row)}; }
+};
+
+/// A logit as the softmax sees it. Masking is sticky: what a mask drops, and an input of -inf, stays -inf
+/// whatever else is in the chain. (The choice at the end also keeps the compiler from fusing the chain's last
+/// product with the subtraction of the maximum, which was found among rounded logits.)
+template <class Acc, class TransformRow>
+KOKKOS_FORCEINLINE_FUNCTION Acc transformed(const TransformRow& row, Acc value, index_type column) {
+  if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
+    return value;
+  } else {
+    bool kept = value != -infinity_v<Acc>;
+    Acc result = value;
+    apply_stage(row, result, kept, column);
+    return kept ? result : -infinity_v<Acc>;
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Transforms as the user makes them: they hold Views; bind() checks these against the logits.
+
+struct Identity : TransformBase {
+  template <class Exec>
+  static constexpr bool reachable_from = true;
+  template <class Exec>
+  BoundIdentity bind(const BindContext<Exec>&) const {
+    return {};
+  }
+};
+
+template <class F>
+struct FunctorTransform : TransformBase {
+  F f;
+  explicit FunctorTransform(F f_) : f(std::move(f_)) {}
+  template <class Exec>
+  static constexpr bool reachable_from = true;
+  template <class Exec>
+  BoundFunctor<F> bind(const BindContext<Exec>&) const {
+    return {f};
+  }
+};
+
+template <class Exec, class View>
+inline constexpr bool view_reachable_from =
+    Kokkos::SpaceAccessibility<Exec, typename View::memory_space>::accessible;
+
+template <class Predicate>
+struct KeepIf : TransformBase {
+  Predicate predicate;
+  explicit KeepIf(Predicate predicate_) : predicate(std::move(predicate_)) {}
+  template <class Exec>
+  static constexpr bool reachable_from = true;
+  template <class Exec>
+  BoundKeepIf<Predicate> bind(const BindContext<Exec>&) const {
+    return {predicate};
+  }
+};
+
+template <class View>
+struct Mask : TransformBase {
+  View view;
+  explicit Mask(const View& view_) : view(view_) {}
+  template <class Exec>
+  static constexpr bool reachable_from = view_reachable_from<Exec, View>;
+  template <class Exec>
+  auto bind(const BindContext<Exec>& c) const {
+    using T = typename View::non_const_value_type;
+    return BoundMask<T>{LogitOperand<T>::bind("mask", view, c)};
+  }
+};
+
+struct Causal : TransformBase {
+  index_type offset;
+  explicit Causal(index_type offset_) : offset(offset_) {}
+  template <class Exec>
+  static constexpr bool reachable_from = true;
+  template <class Exec>
+  BoundCausal bind(const BindContext<Exec>& c) const {
+    if (c.shape.axis == 0) {
+      c.call.fail("causal needs a dimension before the axis for the queries; x of extents " + c.shape.text() +
+                  " has none before axis 0");
+    }
+    BoundCausal bound{offset, c.shape.extent[c.shape.axis - 1], 1};
+    for (int d = c.shape.axis + 1; d < c.shape.rank; ++d) bound.rows_per_query *= c.shape.extent[d];
+    return bound;
+  }
+};
+
+template <class View>
+struct Bias : TransformBase {
+  View view;
+  explicit Bias(const View& view_) : view(view_) {}
+  template <class Exec>
+  static constexpr bool reachable_from = view_reachable_from<Exec, View>;
+  template <class Exec>
+  auto bind(const BindContext<Exec>& c) const {
+    using T = typename View::non_const_value_type;
+    return BoundBias<T>{LogitOperand<T>::bind("bias", view, c)};
+  }
+};
+
+template <class View>
+struct Temperature : TransformBase {
+  View view;
+  bool is_checked;
+  Temperature(const View& view_, bool is_checked_) : view(view_), is_checked(is_checked_) {}
+  template <class Exec>
+  static constexpr bool reachable_from = view_reachable_from<Exec, View>;
+
+  template <class Exec>
+  auto bind(const BindContext<Exec>& c) const {
+    using T = typename View::non_const_value_type;
+    const Block block = block_of(view);
+    const LogitShape& shape = c.shape;
+    BoundTemperature<T> bound{view.data(), {}};
+    bool fits = block.rank == 1 && block.extent[0] == shape.rows;
+    if (fits) {
+      bound.row_offset.append(shape.rows, block.stride[0]);
+    } else if (block.rank == shape.rank - 1) {
+      fits = true;
+      for (int d = 0, e = 0; d < shape.rank; ++d) {
+        if (d == shape.axis) continue;
+        fits = fits && block.extent[e] == shape.extent[d];
+        bound.row_offset.append(shape.extent[d], block.stride[e++]);
+      }
+    }
+    if (!fits) {
+      c.call.fail("temperature of extents " + block.extents_text() +
+                  " has neither one value for each of the " + std::to_string(shape.rows) +
+                  " rows nor the extents of x " + shape.text() + " without the axis");
+    }
+    c.call.check_operand("temperature", block);
+    if (is_checked) check_positive(c, bound, shape.rows);
+    return bound;
+  }
+
+ private:
+  struct CountNotPositive {
+    BoundTemperature<typename View::non_const_value_type> bound;
+    KOKKOS_FUNCTION void operator()(index_type row, index_type& count) const {
+      const double value = load_as<double>(bound.data[bound.row_offset(row)]);
+      if (!(value > 0)) ++count;
+    }
+  };
+  template <class Exec, class Bound>
+  static void check_positive(const BindContext<Exec>& c, const Bound& bound, index_type rows) {
+    index_type bad = 0;
+    Kokkos::parallel_reduce("KokkosSoftmax::check_temperature",
+                            Kokkos::RangePolicy<Exec, Kokkos::IndexType<index_type>>(c.exec, 0, rows),
+                            CountNotPositive{bound}, bad);
+    if (bad > 0) {
+      c.call.fail("temperature is not positive in " + std::to_string(bad) + " of " + std::to_string(rows) +
+                  " rows");
+    }
+  }
+};
+
+template <class M, class V, class G, class B>
+struct BatchNorm : TransformBase {
+  M mean;
+  V variance;
+  G gamma;
+  B beta;
+  double eps;
+  BatchNorm(const M& mean_, const V& variance_, const G& gamma_, const B& beta_, double eps_)
+      : mean(mean_), variance(variance_), gamma(gamma_), beta(beta_), eps(eps_) {}
+  template <class Exec>
+  static constexpr bool reachable_from = view_reachable_from<Exec, M>&& view_reachable_from<Exec, V>&&
+      view_reachable_from<Exec, G>&& view_reachable_from<Exec, B>;
+  template <class Exec>
+  auto bind(const BindContext<Exec>& c) const {
+    if (!(eps >= 0)) c.call.fail("eps of batch_norm is " + std::to_string(eps) + "; it must not be negative");
+    using TM = typename M::non_const_value_type;
+    using TV = typename V::non_const_value_type;
+    using TG = typename G::non_const_value_type;
+    using TB = typename B::non_const_value_type;
+    return BoundBatchNorm<TM, TV, TG, TB>{
+        ColumnOperand<TM>::bind("mean", mean, c), ColumnOperand<TV>::bind("variance", variance, c),
+        ColumnOperand<TG>::bind("gamma", gamma, c), ColumnOperand<TB>::bind("beta", beta, c), eps};
+  }
+};
+
+template <class A, class B>
+struct Chain : TransformBase {
+  A a;
+  B b;
+  Chain(A a_, B b_) : a(std::move(a_)), b(std::move(b_)) {}
+  template <class Exec>
+  static constexpr bool reachable_from = A::template reachable_from<Exec>&& B::template reachable_from<Exec>;
+  template <class Exec>
+  auto bind(const BindContext<Exec>& c) const {
+    auto bound_a = a.bind(c);  // in order, so that the first transform that does not fit is named
+    auto bound_b = b.bind(c);
+    return BoundChain<decltype(bound_a), decltype(bound_b)>{bound_a, bound_b};
+  }
+};
+
+/// A transform of the library as it is, a user's functor wrapped.
+template <class T>
+auto as_transform(const T& t) {
+  if constexpr (is_library_transform_v<T>) {
+    return t;
+  } else {
+    return FunctorTransform<T>(t);
+  }
+}
+
+struct ScaleFunction {
+  double factor;
+  template <class Acc>
+  KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
+    return value * static_cast<Acc>(factor);
+  }
+};
+
+struct ReluFunction {
+  template <class Acc>
+  KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
+    return value < Acc(0) ? Acc(0) : value;  // keeps NaN
+  }
+};
+
+struct GeluErfFunction {
+  template <class Acc>
+  KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
+    return Acc(0.5) * value * (Acc(1) + Kokkos::erf(value * Acc(0.70710678118654752440)));
+  }
+};
+
+struct GeluTanhFunction {
+  template <class Acc>
+  KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
+    const Acc inner = Acc(0.79788456080286535588) * (value + Acc(0.044715) * value * value * value);
+    return Acc(0.5) * value * (Acc(1) + Kokkos::tanh(inner));
+  }
+};
+
+/// `a | b`: a, then b. At least one of the two is a transform of the library; the other may be a user's
+/// functor.
+template <class A, class B>
+requires((is_library_transform_v<A> ||
+          is_library_transform_v<B>)&&logit_transform<A>&& logit_transform<B>) auto
+operator|(const A& a, const B& b) {
+  auto first = as_transform(a);
+  auto second = as_transform(b);
+  return Chain<decltype(first), decltype(second)>(std::move(first), std::move(second));
+}
+
+}  // namespace impl
+
+using impl::operator|;
+
+/// A user's functor `value' = f(value, row, column)`: `value` is the accumulator (float; double when input or
+/// output is double), `row` and `column` are std::int64_t; `row` is the linear index over the dimensions
+/// other than the axis, the last of them fastest. Called on the device; must be copyable as bytes.
+template <impl::callable_as_value_row_column F>
+auto transform(F f) {
+  return impl::FunctorTransform<F>(std::move(f));
+}
+
+/// value * factor.
+inline auto scale(double factor) {
+  return impl::FunctorTransform<impl::ScaleFunction>({factor});
+}
+
+/// value / temperature, one temperature a row: a view of rank 1 with a value for each row, or of the logits'
+/// extents without the axis. With `checked` a value that is not positive (or is NaN) throws
+/// std::invalid_argument, at the cost of a fence.
+template <impl::view_of_operand View>
+auto temperature(const View& view) {
+  return impl::Temperature<View>(view, false);
+}
+template <impl::view_of_operand View>
+auto temperature(const View& view, Checked) {
+  return impl::Temperature<View>(view, true);
+}
+
+/// Keeps the logits where the view is true; the others count as -inf. The view has the logits' rank with
+/// their extents, or 1 where it is to be broadcast, or rank 1 with a value for each column.
+template <impl::view_of_operand View>
+auto mask(const View& view) {
+  static_assert(std::is_convertible_v<typename View::value_type, bool>,
+                "KokkosSoftmax::mask: the mask's values are not convertible to bool");
+  return impl::Mask<View>(view);
+}
+
+/// Keeps the logits for which predicate(row, column) is true; the others count as -inf.
+template <class Predicate>
+requires std::is_invocable_r_v<bool, const Predicate&, index_type, index_type>
+auto keep_if(Predicate predicate) {
+  return impl::KeepIf<Predicate>(std::move(predicate));
+}
+
+/// Keeps column <= query + offset, the query being the index along the dimension before the axis.
+inline auto causal(index_type offset = 0) {
+  return impl::Causal(offset);
+}
+
+/// value + bias; the view's shape as for mask.
+template <impl::view_of_operand View>
+auto bias(const View& view) {
+  return impl::Bias<View>(view);
+}
+
+/// max(value, 0); NaN stays NaN.
+inline auto relu() {
+  return impl::FunctorTransform<impl::ReluFunction>({});
+}
+
+/// value * Phi(value) with the normal distribution's Phi through erf (D. Hendrycks and K. Gimpel, "Gaussian
+/// error linear units", 2016).
+inline auto gelu() {
+  return impl::FunctorTransform<impl::GeluErfFunction>({});
+}
+
+/// The same paper's approximation, 0.5 value (1 + tanh(sqrt(2 / pi) (value + 0.044715 value^3))).
+inline auto gelu_tanh() {
+  return impl::FunctorTransform<impl::GeluTanhFunction>({});
+}
+
+/// (value - mean) / sqrt(variance + eps) * gamma + beta with given statistics, one of each a column (S. Ioffe
+/// and C. Szegedy, "Batch normalization", 2015). eps >= 0.
+template <impl::view_of_operand M, impl::view_of_operand V, impl::view_of_operand G, impl::view_of_operand B>
+auto batch_norm(const M& mean, const V& variance, const G& gamma, const B& beta, double eps) {
+  return impl::BatchNorm<M, V, G, B>(mean, variance, gamma, beta, eps);
+}
+
+}  // namespace KokkosSoftmax
+
+#endif

@@ -1,0 +1,46 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The ordered list of softmax implementations, and what each backend adds. The only place in the library
+/// that asks which backends are enabled.
+
+#ifndef KOKKOSSOFTMAX_SOFTMAXCANDIDATES_HPP
+#define KOKKOSSOFTMAX_SOFTMAXCANDIDATES_HPP
+
+#include <impl/KokkosSoftmax_Dispatch.hpp>
+#include <impl/portable/KokkosSoftmax_StridedRows.hpp>
+#include <impl/portable/KokkosSoftmax_TeamRows.hpp>
+#if defined(KOKKOS_ENABLE_CUDA)
+#include <impl/cuda/KokkosSoftmax_CudaRuntime.hpp>
+#endif
+
+namespace KokkosSoftmax::impl {
+
+/// Tuned first; the portable kernel that takes everything last. strided_rows and split_team_rows accept by
+/// layout and length alone (see their files), because they do not give the bits of team_rows.
+using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;
+
+/// Runs a call in canonical form. Compiled into the library for the pairs of scalars in
+/// KokkosSoftmax_Scalars.hpp and no transform.
+template <class Exec, class In, class Out, class Transform>
+void run_rows(const Exec& exec, const RowsProblem<In, Out, Transform>& problem) {
+  SoftmaxCandidates::choose(operation_name(problem.operation), exec, problem,
+                            [&](auto implementation) { implementation.run(exec, problem); });
+}
+
+/// Makes all that run_rows would have to make: the scratch, and, by a launch over no rows, what a backend
+/// does at the first launch of a kernel.
+template <class Exec, class In, class Out, class Transform>
+void reserve_rows(const Exec& exec, const RowsProblem<In, Out, Transform>& problem) {
+  SoftmaxCandidates::choose(operation_name(problem.operation), exec, problem, [&](auto implementation) {
+    implementation.reserve(exec, problem);
+    RowsProblem<In, Out, Transform> no_rows = problem;
+    no_rows.geometry.rows = 0;
+    implementation.run(exec, no_rows);
+  });
+}
+
+}  // namespace KokkosSoftmax::impl
+
+#endif

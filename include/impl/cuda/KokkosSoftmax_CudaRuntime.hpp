@@ -1,0 +1,97 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// What the portable floors have to know of the CUDA runtime: whether a pointer can be reached, and graph
+/// captures.
+
+#ifndef KOKKOSSOFTMAX_CUDARUNTIME_HPP
+#define KOKKOSSOFTMAX_CUDARUNTIME_HPP
+
+#include <impl/KokkosSoftmax_Check.hpp>
+#include <impl/KokkosSoftmax_Scratch.hpp>
+
+#include <cuda_runtime_api.h>
+
+namespace KokkosSoftmax::impl {
+
+inline void check_cuda(cudaError_t error, const char* call) {
+  if (error != cudaSuccess) {
+    throw std::runtime_error(std::string("KokkosSoftmax: ") + call + ": " + cudaGetErrorString(error));
+  }
+}
+
+template <>
+struct Reach<Kokkos::Cuda> {
+  static const char* refuse(const Kokkos::Cuda& exec, const void* pointer) {
+    cudaPointerAttributes attributes{};
+    if (cudaPointerGetAttributes(&attributes, pointer) != cudaSuccess) {
+      (void)cudaGetLastError();  // unknown to CUDA in every way: leave the judgement to the launch
+      return nullptr;
+    }
+    const int device = exec.cuda_device();
+    if (attributes.type == cudaMemoryTypeUnregistered) {
+      int pageable = 0;
+      check_cuda(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device),
+                 "cudaDeviceGetAttribute");
+      return pageable ? nullptr : "it is ordinary host memory";
+    }
+    if (attributes.type == cudaMemoryTypeDevice && attributes.device != device) {
+      int peer = 0;
+      check_cuda(cudaDeviceCanAccessPeer(&peer, device, attributes.device), "cudaDeviceCanAccessPeer");
+      return peer ? nullptr : "it is on another CUDA device";
+    }
+    return nullptr;
+  }
+};
+
+template <>
+struct Capture<Kokkos::Cuda> {
+  static constexpr bool possible = true;
+
+  static std::uint64_t id(const Kokkos::Cuda& exec) { return info(exec).id; }
+
+  static void keep_with_graph(const Kokkos::Cuda& exec, std::shared_ptr<void> memory) {
+    const Info capture = info(exec);
+    auto owner = std::make_unique<std::shared_ptr<void>>(std::move(memory));
+    cudaUserObject_t object{};
+    check_cuda(
+        cudaUserObjectCreate(
+            &object, owner.get(),
+            [](void* p) {
+              const std::unique_ptr<std::shared_ptr<void>> mine(static_cast<std::shared_ptr<void>*>(p));
+              RetiredMemory::add(std::move(*mine));
+            },
+            1, cudaUserObjectNoDestructorSync),
+        "cudaUserObjectCreate");
+    owner.release();
+    check_cuda(cudaGraphRetainUserObject(capture.graph, object, 1, cudaGraphUserObjectMove),
+               "cudaGraphRetainUserObject");
+  }
+
+ private:
+  struct Info {
+    std::uint64_t id = 0;
+    cudaGraph_t graph{};
+  };
+
+  static Info info(const Kokkos::Cuda& exec) {
+    cudaStreamCaptureStatus status{};
+    unsigned long long id = 0;
+    Info result;
+#if CUDART_VERSION >= 13000
+    check_cuda(
+        cudaStreamGetCaptureInfo(exec.cuda_stream(), &status, &id, &result.graph, nullptr, nullptr, nullptr),
+        "cudaStreamGetCaptureInfo");
+#else
+    check_cuda(cudaStreamGetCaptureInfo_v2(exec.cuda_stream(), &status, &id, &result.graph),
+               "cudaStreamGetCaptureInfo");
+#endif
+    if (status == cudaStreamCaptureStatusActive) result.id = id;
+    return result;
+  }
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif

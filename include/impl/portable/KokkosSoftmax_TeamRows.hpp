@@ -1,0 +1,358 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// Portable kernels for rows along any axis: TeamPolicy and nested parallel_reduce. Short rows share a team,
+/// a lane group each; longer rows have a team; very long rows have several, in two launches.
+
+#ifndef KOKKOSSOFTMAX_TEAMROWS_HPP
+#define KOKKOSSOFTMAX_TEAMROWS_HPP
+
+#include <impl/portable/KokkosSoftmax_RowBlocks.hpp>
+
+#include <string>
+#include <string_view>
+
+namespace KokkosSoftmax::impl {
+
+/// How a row is cut and how many lanes reduce it. Depends on the row's length alone, because it decides the
+/// bits.
+template <class Exec>
+struct TeamRowsPlan {
+  static constexpr bool on_host = runs_on_host_v<Exec>;
+  /// Longer rows are reduced by several teams; a chunk is one team's share. On the host a row of this length
+  /// still fits a core's cache beside its result.
+  static constexpr index_type longest_of_one_team = 65536;
+  static constexpr index_type chunk_columns = on_host ? 32768 : 16384;
+  /// Longer rows have a team of their own on a device.
+  static constexpr index_type longest_of_lane_group = 1024;
+  static constexpr int max_threads = 512;
+
+  static int lane_group(index_type columns) {
+    int lanes = 1;
+    while (lanes < 32 && lanes * 4 < columns) lanes *= 2;
+    return on_host ? 1 : lanes;
+  }
+  static int threads(index_type columns) {
+    if (on_host) return 1;
+    return columns <= longest_of_lane_group ? 256 : columns <= 4096 ? 256 : max_threads;
+  }
+  /// Rows that a team takes when rows share a team; here the number of rows may matter, since it moves no
+  /// bits.
+  static index_type rows_of_team(index_type columns) {
+    return on_host ? std::max<index_type>(1, 16384 / columns) : threads(columns) / lane_group(columns);
+  }
+};
+
+template <class Functor, class Exec>
+void launch_teams(const Exec& exec, const std::string& label, index_type league, int threads, int lanes,
+                  std::size_t team_scratch, const Functor& functor) {
+  // More would not fit a kernel's arguments; 512 and more would travel through Kokkos' one staging buffer,
+  // with a wait that a graph capture refuses, but for the hint.
+  static_assert(sizeof(Functor) < 3800,
+                "KokkosSoftmax: the transform is too large for the arguments of a kernel");
+  using Policy = Kokkos::TeamPolicy<Exec, Kokkos::LaunchBounds<TeamRowsPlan<Exec>::max_threads, 1>>;
+  // At least one team, so that a call over no rows loads the kernel: that is how reserve() warms it.
+  Policy policy(exec, static_cast<int>(std::max<index_type>(league, 1)), threads, lanes);
+  if (team_scratch) policy.set_scratch_size(0, Kokkos::PerTeam(static_cast<int>(team_scratch)));
+  Kokkos::parallel_for(
+      label, Kokkos::Experimental::require(policy, Kokkos::Experimental::WorkItemProperty::HintLightWeight),
+      functor);
+}
+
+/// Reduces and writes columns of one row with the lanes of a nested range.
+template <class Exec, class Problem>
+struct RowWork {
+  using Acc = typename Problem::Acc;
+  using Out = typename Problem::Out;
+  using RowBlocks = Blocks<Exec, Acc>;
+  using State = CompensatedMaxSum<Acc>;
+  static constexpr bool on_host = RowBlocks::on_host;
+
+  /// On the host the exponentials are left in the output where that loses nothing, and only scaled
+  /// afterwards.
+  static constexpr bool output_can_hold_exponentials = on_host && std::is_same_v<Acc, Out>;
+
+  RowAccess<Problem> row;
+  RowBlocks blocks;
+  Operation operation;
+
+  KOKKOS_FORCEINLINE_FUNCTION RowWork(const Problem& p, index_type position, index_type begin, index_type end,
+                                      index_type lanes)
+      : row(p, position), blocks{begin, end, lanes}, operation(p.operation) {}
+
+  /// The (max, sum) of the columns; the same on every lane.
+  template <class MakeRange>
+  KOKKOS_FORCEINLINE_FUNCTION State reduce(const MakeRange& range, bool leave_exponentials) const {
+    State total;
+    if constexpr (on_host) {
+      Acc max;
+      Kokkos::parallel_reduce(
+          range(blocks.count()),
+          [&](index_type block, Acc& m) {
+            HostBlock<Acc, RowBlocks::size> v;
+            v.load(row, blocks.first(block), blocks.end);
+            m = larger(v.max(), m);
+          },
+          Kokkos::Max<Acc>(max));
+      max = finite_max(max);
+      Kokkos::parallel_reduce(
+          range(blocks.count()),
+          [&](index_type block, State& state) {
+            HostBlock<Acc, RowBlocks::size> v;
+            v.load(row, blocks.first(block), blocks.end);
+            state.max = max;
+            state.add(v.exponentiate(max));
+            if constexpr (output_can_hold_exponentials) {
+              if (leave_exponentials) v.store(row.y + blocks.first(block) * row.y_stride, row.y_stride);
+            }
+          },
+          OnlineReducer<Acc>(total));
+    } else {
+      Kokkos::parallel_reduce(
+          range(blocks.count()),
+          [&](index_type block, State& state) {
+            reduce_lane_block<RowBlocks::size>(row, blocks.first(block), blocks.lanes, blocks.end, state);
+          },
+          OnlineReducer<Acc>(total));
+    }
+    return total;
+  }
+
+  template <class MakeRange>
+  KOKKOS_FORCEINLINE_FUNCTION void write(const MakeRange& range, const State& total,
+                                         bool exponentials_left) const {
+    const RowResult<Acc> result(operation, total.rounded());
+    if (operation == Operation::logsumexp) {
+      Kokkos::parallel_for(range(1), [&](index_type) { *row.y = store_as<Out>(result.logsumexp()); });
+      return;
+    }
+    Kokkos::parallel_for(range(blocks.count()), [&](index_type block) {
+      const index_type first = blocks.first(block);
+      if constexpr (on_host) {
+        if (exponentials_left) {
+          scale_output(first, result.factor);
+          return;
+        }
+        HostBlock<Acc, RowBlocks::size> v;
+        v.load(row, first, blocks.end);
+        if (operation == Operation::softmax) {
+          v.exponentiate(result.max);
+          v.multiply(result.factor);
+        } else {
+          v.subtract(result.max, result.log_sum);
+        }
+        v.store(row.y + first * row.y_stride, row.y_stride);
+      } else {
+        write_lane_block<RowBlocks::size>(row, first, blocks.lanes, blocks.end, result);
+      }
+    });
+  }
+
+  template <class MakeRange>
+  KOKKOS_FORCEINLINE_FUNCTION void whole(const MakeRange& range) const {
+    const bool leave = output_can_hold_exponentials && operation == Operation::softmax;
+    write(range, reduce(range, leave), leave);
+  }
+
+ private:
+  KOKKOS_INLINE_FUNCTION void scale_output(index_type first, Acc factor) const {
+    if constexpr (output_can_hold_exponentials) {
+      const index_type left = blocks.end - first;
+      const int count = static_cast<int>(left < RowBlocks::size ? left : RowBlocks::size);
+      Out* y = row.y + first * row.y_stride;
+      if (row.y_stride == 1) {
+        for (int i = 0; i < count; ++i) y[i] *= factor;
+      } else {
+        for (int i = 0; i < count; ++i) y[i * row.y_stride] *= factor;
+      }
+    }
+  }
+};
+
+/// Several rows a team: a row to each lane group.
+template <class Exec, class Problem>
+struct RowPerLaneGroup {
+  Problem problem;
+  int lanes;
+  int rows_of_team;
+
+  template <class Member>
+  KOKKOS_FUNCTION void operator()(const Member& member) const {
+    Kokkos::parallel_for(Kokkos::TeamThreadRange(member, rows_of_team), [&](int i) {
+      const index_type position = static_cast<index_type>(member.league_rank()) * rows_of_team + i;
+      if (position >= problem.geometry.rows) return;
+      const RowWork<Exec, Problem> work(problem, position, 0, problem.geometry.columns, lanes);
+      work.whole([&](index_type count) { return Kokkos::ThreadVectorRange(member, count); });
+    });
+  }
+};
+
+/// A row a team.
+template <class Exec, class Problem>
+struct RowPerTeam {
+  Problem problem;
+
+  template <class Member>
+  KOKKOS_FUNCTION void operator()(const Member& member) const {
+    if (member.league_rank() >= problem.geometry.rows) return;
+    const RowWork<Exec, Problem> work(problem, member.league_rank(), 0, problem.geometry.columns,
+                                      32 * member.team_size());
+    work.whole([&](index_type count) { return Kokkos::TeamVectorRange(member, count); });
+  }
+};
+
+/// A chunk of a row a team, first launch: its (max, sum).
+template <class Exec, class Problem>
+struct ReduceChunks {
+  using State = CompensatedMaxSum<typename Problem::Acc>;
+  Problem problem;
+  State* partials;
+  index_type first_row, rows, chunks;
+
+  template <class Member>
+  KOKKOS_FUNCTION void operator()(const Member& member) const {
+    using Plan = TeamRowsPlan<Exec>;
+    const index_type row = member.league_rank() / chunks;
+    const index_type chunk = member.league_rank() % chunks;
+    if (row >= rows) return;
+    const index_type begin = chunk * Plan::chunk_columns;
+    const index_type end = Kokkos::min(begin + Plan::chunk_columns, problem.geometry.columns);
+    const RowWork<Exec, Problem> work(problem, first_row + row, begin, end, 32 * member.team_size());
+    const State total =
+        work.reduce([&](index_type count) { return Kokkos::TeamVectorRange(member, count); }, false);
+    Kokkos::single(Kokkos::PerTeam(member), [&]() { partials[row * chunks + chunk] = total; });
+  }
+};
+
+/// Second launch: joins the row's chunks and writes one of them. Last rows first: they are the ones still in
+/// a cache.
+template <class Exec, class Problem>
+struct WriteChunks {
+  using State = CompensatedMaxSum<typename Problem::Acc>;
+  Problem problem;
+  const State* partials;
+  index_type first_row, rows, chunks;
+
+  template <class Member>
+  KOKKOS_FUNCTION void operator()(const Member& member) const {
+    using Plan = TeamRowsPlan<Exec>;
+    const bool one_value = problem.operation == Operation::logsumexp;
+    const index_type tasks = rows * (one_value ? 1 : chunks);
+    const index_type task = tasks - 1 - member.league_rank();
+    if (task < 0) return;
+    const index_type row = one_value ? task : task / chunks;
+    const index_type chunk = one_value ? 0 : task % chunks;
+    const State* of_row = partials + row * chunks;
+    State total;
+    Kokkos::parallel_reduce(
+        Kokkos::TeamVectorRange(member, chunks), [&](index_type c, State& state) { state.join(of_row[c]); },
+        OnlineReducer<typename Problem::Acc>(total));
+    const index_type begin = chunk * Plan::chunk_columns;
+    const index_type end = Kokkos::min(begin + Plan::chunk_columns, problem.geometry.columns);
+    const RowWork<Exec, Problem> work(problem, first_row + row, begin, end, 32 * member.team_size());
+    work.write([&](index_type count) { return Kokkos::TeamVectorRange(member, count); }, total, false);
+  }
+};
+
+inline std::string kernel_label(Operation operation, const char* implementation) {
+  return std::string("KokkosSoftmax::") + operation_name(operation) + "::" + implementation;
+}
+
+/// Takes everything, rows of any length: a team (or less) a row.
+struct TeamRows {
+  static constexpr const char* name = "team_rows";
+
+  template <class Exec, class Problem>
+  static constexpr bool supports = true;
+
+  template <class Exec, class Problem>
+  static std::string_view refuse(const Exec&, const Problem&) {
+    return {};
+  }
+
+  template <class Exec, class Problem>
+  static void run(const Exec& exec, const Problem& problem) {
+    using Plan = TeamRowsPlan<Exec>;
+    const RowGeometry& g = problem.geometry;
+    const std::string label = kernel_label(problem.operation, name);
+    if (Plan::on_host || g.columns <= Plan::longest_of_lane_group) {
+      const int lanes = Plan::lane_group(g.columns);
+      const int rows = static_cast<int>(Plan::rows_of_team(g.columns));
+      launch_teams(exec, label, ceil_div(g.rows, rows), Plan::threads(g.columns) / lanes, lanes, 0,
+                   RowPerLaneGroup<Exec, Problem>{problem, lanes, rows});
+    } else if constexpr (!Plan::on_host) {
+      launch_teams(exec, label, g.rows, Plan::threads(g.columns) / 32, 32, 0,
+                   RowPerTeam<Exec, Problem>{problem});
+    }
+  }
+
+  template <class Exec, class Problem>
+  static void reserve(const Exec&, const Problem&) {}
+};
+
+/// Several teams a row, for rows too long for one.
+struct SplitTeamRows {
+  static constexpr const char* name = "split_team_rows";
+
+  template <class Exec, class Problem>
+  static constexpr bool supports = true;
+
+  template <class Exec, class Problem>
+  static std::string_view refuse(const Exec&, const Problem& problem) {
+    // By length alone: with the number of rows the bits would change.
+    return problem.geometry.columns <= TeamRowsPlan<Exec>::longest_of_one_team
+               ? std::string_view("rows of 65536 columns or fewer have a team of their own")
+               : std::string_view();
+  }
+
+  template <class Exec, class Problem>
+  static void run(const Exec& exec, const Problem& problem) {
+    using Plan = TeamRowsPlan<Exec>;
+    using State = CompensatedMaxSum<typename Problem::Acc>;
+    const RowGeometry& g = problem.geometry;
+    const index_type chunks = ceil_div(g.columns, Plan::chunk_columns);
+    const index_type group = rows_of_group<Exec, Problem>(g);
+    auto* partials = static_cast<State*>(ScratchPool<typename Exec::memory_space>::get(
+        exec, static_cast<std::size_t>(group * chunks) * sizeof(State)));
+    const std::string label = kernel_label(problem.operation, name);
+    const int lanes = Plan::on_host ? 1 : 32, threads = Plan::threads(g.columns) / lanes;
+    index_type first = 0;
+    do {
+      const index_type rows = std::min(group, g.rows - first);
+      launch_teams(exec, label + "::reduce", rows * chunks, threads, lanes, 0,
+                   ReduceChunks<Exec, Problem>{problem, partials, first, rows, chunks});
+      launch_teams(exec, label + "::write", rows * (problem.operation == Operation::logsumexp ? 1 : chunks),
+                   threads, lanes, 0, WriteChunks<Exec, Problem>{problem, partials, first, rows, chunks});
+      first += group;
+    } while (first < g.rows);
+  }
+
+  template <class Exec, class Problem>
+  static void reserve(const Exec& exec, const Problem& problem) {
+    const index_type chunks = ceil_div(problem.geometry.columns, TeamRowsPlan<Exec>::chunk_columns);
+    ScratchPool<typename Exec::memory_space>::reserve(
+        exec, static_cast<std::size_t>(rows_of_group<Exec, Problem>(problem.geometry) * chunks) *
+                  sizeof(CompensatedMaxSum<typename Problem::Acc>));
+  }
+
+ private:
+  /// On the host a few rows at a time, so that the second launch finds them in the cache; a device, whose
+  /// launches cost more than that saves, takes as many as a launch can number.
+  template <class Exec, class Problem>
+  static index_type rows_of_group(const RowGeometry& g) {
+    using Plan = TeamRowsPlan<Exec>;
+    if constexpr (Plan::on_host) {
+      constexpr index_type cache_bytes = index_type(4) << 20;
+      const index_type row_bytes = g.columns * static_cast<index_type>(sizeof(typename Problem::In));
+      return std::min(g.rows, std::max<index_type>(1, cache_bytes / row_bytes));
+    } else {
+      const index_type chunks = ceil_div(g.columns, Plan::chunk_columns);
+      return std::min(g.rows, std::max<index_type>(1, (index_type(1) << 30) / chunks));
+    }
+  }
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
