@@ -201,6 +201,10 @@ if(KokkosSoftmax_KOKKOS_ORIGIN STREQUAL "FETCHED")
       set(CMAKE_CUDA_ARCHITECTURES ${_gpu_architecture} CACHE STRING "CUDA architectures" FORCE)
     endif()
     enable_language(CUDA)
+    # CMake 3.25 does not know that nvcc has C++20 and would leave Kokkos itself at nvcc's default.
+    if(NOT cuda_std_20 IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
+      string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
+    endif()
     # One CUDA runtime a process: inside a static program, shared between shared libraries.
     if(BUILD_SHARED_LIBS)
       set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)

@@ -11,6 +11,16 @@ function(kokkossoftmax_sources)
   endif()
 endfunction()
 
+# kokkossoftmax_cuda_standard(<target> PRIVATE|PUBLIC): C++20 for CUDA sources, with CMakes, too, that do not know that
+# nvcc has it (3.25 is one of them).
+function(kokkossoftmax_cuda_standard target scope)
+  if(cuda_std_20 IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
+    target_compile_features(${target} ${scope} cuda_std_20)
+  else()
+    target_compile_options(${target} ${scope} "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>")
+  endif()
+endfunction()
+
 # kokkossoftmax_target(<target>): language standard, warnings and architectures of our own code.
 function(kokkossoftmax_target target)
   target_compile_features(${target} PRIVATE cxx_std_20)
@@ -25,8 +35,7 @@ function(kokkossoftmax_target target)
                       "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Xcompiler=${xcompiler}>"
   )
   if(KokkosSoftmax_LANGUAGE STREQUAL "CUDA")
-    # The interface of Kokkos says C++17, which CMake would take for CUDA when nothing says more.
-    target_compile_features(${target} PRIVATE cuda_std_20)
+    kokkossoftmax_cuda_standard(${target} PRIVATE)
     # wgmma and setmaxnreg exist in 90a alone, while Kokkos' own flag is 90.
     set(architectures "")
     foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
