@@ -51,7 +51,7 @@ struct StridedTile {
   State* partials;  ///< [chunk][row], so that neighbouring lanes store neighbouring states
   index_type chunks;
 
-  static std::size_t team_scratch(int threads) {
+  KOKKOS_FUNCTION static std::size_t team_scratch(int threads) {
     return sizeof(State) * tile * static_cast<std::size_t>(threads);
   }
 
@@ -140,7 +140,7 @@ struct StridedTile<Exec, Problem, phase> {
   State* partials;
   index_type chunks;
 
-  static std::size_t team_scratch(int) { return 0; }
+  KOKKOS_FUNCTION static std::size_t team_scratch(int) { return 0; }
 
   template <class Member>
   KOKKOS_FUNCTION void operator()(const Member& member) const {
