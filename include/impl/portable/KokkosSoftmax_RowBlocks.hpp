@@ -64,7 +64,7 @@ struct RowAccess {
 template <class Exec, class Acc>
 struct Blocks {
   static constexpr bool on_host = runs_on_host_v<Exec>;
-  static constexpr int size = on_host ? 256 : 8;
+  static constexpr int size = on_host ? 512 : 8;
 
   index_type begin, end, lanes;
 
@@ -142,32 +142,13 @@ class HostBlock {
   }
 
   KOKKOS_INLINE_FUNCTION Acc max() const {
-    Acc m[width];
-    for (int l = 0; l < width; ++l) m[l] = v_[l];
-    for (int i = width; i < padded_; i += width) {
-      for (int l = 0; l < width; ++l) m[l] = m[l] > v_[i + l] ? m[l] : v_[i + l];
-    }
-    for (int half = width / 2; half > 0; half /= 2) {
-      for (int l = 0; l < half; ++l) m[l] = m[l] > m[l + half] ? m[l] : m[l + half];
-    }
-    return m[0];
+    return fold([](Acc a, Acc b) { return b > a ? b : a; });  // passes over NaN: the sum carries it
   }
 
   /// Replaces the logits by exp(logit - max) and returns their sum.
   KOKKOS_INLINE_FUNCTION Acc exponentiate(Acc max) {
-    Acc s[width];
-    for (int l = 0; l < width; ++l) s[l] = 0;
-    for (int i = 0; i < padded_; i += width) {
-      for (int l = 0; l < width; ++l) {
-        const Acc e = exp_by_polynomial(v_[i + l] - max);
-        v_[i + l] = e;
-        s[l] += e;
-      }
-    }
-    for (int half = width / 2; half > 0; half /= 2) {
-      for (int l = 0; l < half; ++l) s[l] += s[l + half];
-    }
-    return s[0];
+    for (int i = 0; i < padded_; ++i) v_[i] = exp_by_polynomial(v_[i] - max);
+    return fold([](Acc a, Acc b) { return a + b; });
   }
 
   KOKKOS_INLINE_FUNCTION void subtract(Acc max, Acc log_sum) {
@@ -187,6 +168,34 @@ class HostBlock {
   }
 
  private:
+  /// A tree over the block: halves upon halves in whole vectors, in flat loops because a nest of two is
+  /// vectorised along the wrong one, then scalars because a vector stored in parts and loaded whole stalls.
+  template <class Operation>
+  KOKKOS_INLINE_FUNCTION Acc fold(const Operation& operation) const {
+    alignas(64) Acc t[size / 2 < width ? width : size / 2];
+    if (padded_ == width) return fold_scalars<width>(v_, operation);
+    const Acc* from = v_;
+    for (int n = padded_; n > width;) {
+      const int half = n / width / 2 * width;
+      for (int i = 0; i < half; ++i) t[i] = operation(from[i], from[i + half]);
+      if (n > 2 * half) {
+        for (int i = 0; i < width; ++i) t[i] = operation(t[i], from[2 * half + i]);
+      }
+      from = t;
+      n = half;
+    }
+    return fold_scalars<width>(t, operation);
+  }
+
+  template <int n, class Operation>
+  KOKKOS_FORCEINLINE_FUNCTION static Acc fold_scalars(const Acc* v, const Operation& operation) {
+    if constexpr (n == 1) {
+      return *v;
+    } else {
+      return operation(fold_scalars<n / 2>(v, operation), fold_scalars<n / 2>(v + n / 2, operation));
+    }
+  }
+
   alignas(64) Acc v_[size];
   int count_ = 0, padded_ = 0;
 };
