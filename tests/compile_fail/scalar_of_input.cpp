@@ -1,0 +1,14 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+#include <KokkosSoftmax.hpp>
+
+void call(const Kokkos::DefaultExecutionSpace& exec) {
+#ifdef KOKKOSSOFTMAX_EXPECT_ERROR
+  Kokkos::View<int**> x;
+#else
+  Kokkos::View<float**> x;
+#endif
+  Kokkos::View<float**> y;
+  KokkosSoftmax::softmax(exec, x, y);
+}
