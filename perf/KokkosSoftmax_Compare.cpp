@@ -7,13 +7,12 @@
 #include <KokkosSoftmax_config.hpp>
 #include <Kokkos_Core.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <fstream>
 #include <iostream>
-#include <iterator>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -157,6 +156,19 @@ int compare_all(const Options& options) {
   const std::vector<std::string> chosen_implementations =
       library_chooses ? options.implementations : resolve("--implementation", options.implementations, known);
   const std::vector<ShapeRequest> shapes = options.shapes.empty() ? default_shapes() : options.shapes;
+  // Of all operations, those run that take the shape; one that was named has to.
+  const auto fits = [](const ShapeRequest& shape, const Operation& operation) {
+    return (shape.inner > 0) == (operation.extents == 3);
+  };
+  for (const ShapeRequest& shape : shapes) {
+    for (const Operation& operation : operations) {
+      if (!contains(chosen_operations, operation.name)) continue;
+      if (!fits(shape, operation) && !contains(options.operations, "all")) {
+        throw UsageError{"--shape: " + operation.name + " takes " + std::to_string(operation.extents) +
+                         " extents"};
+      }
+    }
+  }
 
   RunInfo info;
   info.library = std::to_string(KOKKOSSOFTMAX_VERSION_MAJOR) + "." +
@@ -176,11 +188,7 @@ int compare_all(const Options& options) {
   int group = 0;
   for (const ShapeRequest& shape : shapes) {
     for (const Operation& operation : operations) {
-      if (!contains(chosen_operations, operation.name)) continue;
-      if ((shape.inner > 0) != (operation.extents == 3) && shape.kind == ShapeRequest::Rows::given) {
-        throw UsageError{"--shape: " + operation.name + " takes " + std::to_string(operation.extents) +
-                         " extents"};
-      }
+      if (!contains(chosen_operations, operation.name) || !fits(shape, operation)) continue;
       for (const std::string& scalars : chosen_scalars) {
         ++group;
         for (const Backend& backend : backends) {

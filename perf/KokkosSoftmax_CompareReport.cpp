@@ -112,7 +112,8 @@ void print_heading(std::ostream& out, const RunInfo& info, const char* bullet) {
       << "\n";
   for (const Backend& backend : info.backends) {
     out << bullet << backend.name << ": " << backend.device;
-    if (backend.on_host) out << ", " << backend.concurrency << " threads";
+    if (backend.on_host)
+      out << ", " << backend.concurrency << (backend.concurrency == 1 ? " thread" : " threads");
     out << "\n";
   }
   for (const std::string& note : info.notes) out << bullet << note << "\n";

@@ -3,6 +3,8 @@
 
 // softmax, log_softmax and logsumexp as entries of the comparison.
 
+#include <cstdio>
+
 #include "KokkosSoftmax_CompareMeasure.hpp"
 
 namespace compare {
@@ -65,17 +67,21 @@ Result run(const Case& what, const Options& options) {
   const std::int64_t rows = last ? what.rows : what.columns, columns = last ? what.columns : what.rows;
   const bool rows_contiguous = last == right;
   const std::int64_t row_stride = rows_contiguous ? columns : 1, column_stride = rows_contiguous ? 1 : rows;
+  // In double, since an absurd shape overflows 64 bits.
+  const double written = writes_rows ? static_cast<double>(columns) : 1.0;
+  result.bytes =
+      static_cast<double>(rows) * (static_cast<double>(columns) * sizeof(In) + written * sizeof(Out));
+  const auto available = static_cast<double>(Runner<Exec>::free_bytes());
+  if (result.bytes > available) {
+    char text[120];
+    std::snprintf(text, sizeof text, "needs %.3g GiB of memory, %.3g GiB are available",
+                  result.bytes / (1 << 30), available / (1 << 30));
+    result.failure = text;
+    return result;
+  }
   const std::int64_t size_in = rows * columns, size_out = writes_rows ? size_in : rows;
   const std::int64_t bytes_in = size_in * static_cast<std::int64_t>(sizeof(In));
   const std::int64_t bytes_out = size_out * static_cast<std::int64_t>(sizeof(Out));
-  result.bytes = static_cast<double>(bytes_in) + static_cast<double>(bytes_out);
-
-  const std::int64_t available = Runner<Exec>::free_bytes();
-  if (bytes_in + bytes_out > available) {
-    result.failure = "needs " + std::to_string((bytes_in + bytes_out) >> 20) + " MiB of memory, " +
-                     std::to_string(available >> 20) + " MiB are available";
-    return result;
-  }
 
   try {
     const ks::ScopedImplementation force(what.implementation.empty() ? std::string()
