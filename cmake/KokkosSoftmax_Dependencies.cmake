@@ -92,7 +92,8 @@ function(_kokkossoftmax_kokkos_gpu_arch architecture out_var)
   endforeach()
 endfunction()
 
-# A vendor that find_package(BLAS) knows and finds. A reference BLAS does not count: it is many times slower.
+# A vendor that find_package(BLAS) knows and finds, or the one that BLA_VENDOR names. The reference BLAS does not count,
+# for it is many times slower, and neither does a vendor whose library is called libblas like the reference's.
 function(_kokkossoftmax_find_fast_blas out_var)
   set(${out_var}
       ""
@@ -100,7 +101,7 @@ function(_kokkossoftmax_find_fast_blas out_var)
   )
   set(vendors ${BLA_VENDOR})
   if(NOT vendors)
-    set(vendors Intel10_64lp OpenBLAS FLAME Arm_mp Apple IBMESSL_SMP NVHPC libblastrampoline)
+    set(vendors Intel10_64lp OpenBLAS FLAME Arm_mp Apple IBMESSL_SMP)
   endif()
   foreach(vendor IN LISTS vendors)
     set(BLA_VENDOR ${vendor})
