@@ -68,7 +68,9 @@ struct Blocks {
 
   index_type begin, end, lanes;
 
-  KOKKOS_FORCEINLINE_FUNCTION index_type count() const { return ceil_div(end - begin, size * lanes) * lanes; }
+  KOKKOS_FORCEINLINE_FUNCTION index_type count() const {
+    return on_host ? ceil_div(end - begin, size) : ceil_div(end - begin, size * lanes) * lanes;
+  }
   KOKKOS_FORCEINLINE_FUNCTION index_type first(index_type block) const {
     if constexpr (on_host) {
       return begin + block * size;
@@ -94,9 +96,8 @@ KOKKOS_FORCEINLINE_FUNCTION void reduce_lane_block(const RowAccess<Problem>& row
   }
   for (int i = 0; i < size; ++i) max = larger(v[i], max);
   total.raise_max(finite_max(max));
-  Acc sum = 0;
-  for (int i = 0; i < size; ++i) sum += exp_of_difference(v[i] - total.max);
-  total.add(sum);
+  // Each term compensated: beside a maximum's 1, terms of half an eps vanish even in a sum of eight.
+  for (int i = 0; i < size; ++i) total.add(exp_of_difference(v[i] - total.max));
 }
 
 template <int size, class Problem>
@@ -142,13 +143,49 @@ class HostBlock {
   }
 
   KOKKOS_INLINE_FUNCTION Acc max() const {
-    return fold([](Acc a, Acc b) { return b > a ? b : a; });  // passes over NaN: the sum carries it
+    return fold<Acc>([](Acc a, Acc b) { return b > a ? b : a; });  // passes over NaN: the sum carries it
   }
 
-  /// Replaces the logits by exp(logit - max) and returns their sum.
-  KOKKOS_INLINE_FUNCTION Acc exponentiate(Acc max) {
+  /// Replaces the logits by exp(logit - max) and adds these to a sum.
+  KOKKOS_INLINE_FUNCTION void exponentiate(CompensatedMaxSum<Acc>& total) {
+    exponentiate(total.max);
+    if constexpr (std::is_same_v<Acc, float>) {
+      // In double: cheaper than to carry what each addition rounds off.
+      const double sum = fold<double>([](double a, double b) { return a + b; });
+      const float high = static_cast<float>(sum);
+      total.add(high);
+      total.low += high - high == 0.0f ? static_cast<float>(sum - high) : 0.0f;
+    } else {
+      using Pair = CompensatedMaxSum<Acc>;
+      alignas(64) Acc high[size], low[size];
+      int n = padded_;
+      for (int i = 0; i < n; ++i) {
+        high[i] = v_[i];
+        low[i] = 0;
+      }
+      while (n > 1) {
+        const int half = n / 2;
+        for (int i = 0; i < half; ++i) {
+          Pair pair{total.max, high[i], low[i]};
+          pair.add(high[i + half]);
+          high[i] = pair.sum;
+          low[i] = pair.low + low[i + half];
+        }
+        if (n & 1) {
+          Pair pair{total.max, high[0], low[0]};
+          pair.add(high[n - 1]);
+          high[0] = pair.sum;
+          low[0] = pair.low + low[n - 1];
+        }
+        n = half;
+      }
+      total.add(high[0]);
+      total.low += low[0];
+    }
+  }
+
+  KOKKOS_INLINE_FUNCTION void exponentiate(Acc max) {
     for (int i = 0; i < padded_; ++i) v_[i] = exp_by_polynomial(v_[i] - max);
-    return fold([](Acc a, Acc b) { return a + b; });
   }
 
   KOKKOS_INLINE_FUNCTION void subtract(Acc max, Acc log_sum) {
@@ -170,25 +207,30 @@ class HostBlock {
  private:
   /// A tree over the block: halves upon halves in whole vectors, in flat loops because a nest of two is
   /// vectorised along the wrong one, then scalars because a vector stored in parts and loaded whole stalls.
-  template <class Operation>
-  KOKKOS_INLINE_FUNCTION Acc fold(const Operation& operation) const {
-    alignas(64) Acc t[size / 2 < width ? width : size / 2];
-    if (padded_ == width) return fold_scalars<width>(v_, operation);
-    const Acc* from = v_;
-    for (int n = padded_; n > width;) {
+  template <class T, class Operation>
+  KOKKOS_INLINE_FUNCTION T fold(const Operation& operation) const {
+    alignas(64) T t[size / 2 < width ? width : size / 2];
+    int n = padded_ / width / 2 * width;
+    for (int i = 0; i < n; ++i) t[i] = operation(static_cast<T>(v_[i]), static_cast<T>(v_[i + n]));
+    if (n == 0) {
+      for (int i = 0; i < width; ++i) t[i] = static_cast<T>(v_[i]);
+      n = width;
+    } else if (padded_ > 2 * n) {
+      for (int i = 0; i < width; ++i) t[i] = operation(t[i], static_cast<T>(v_[2 * n + i]));
+    }
+    while (n > width) {
       const int half = n / width / 2 * width;
-      for (int i = 0; i < half; ++i) t[i] = operation(from[i], from[i + half]);
+      for (int i = 0; i < half; ++i) t[i] = operation(t[i], t[i + half]);
       if (n > 2 * half) {
-        for (int i = 0; i < width; ++i) t[i] = operation(t[i], from[2 * half + i]);
+        for (int i = 0; i < width; ++i) t[i] = operation(t[i], t[2 * half + i]);
       }
-      from = t;
       n = half;
     }
     return fold_scalars<width>(t, operation);
   }
 
-  template <int n, class Operation>
-  KOKKOS_FORCEINLINE_FUNCTION static Acc fold_scalars(const Acc* v, const Operation& operation) {
+  template <int n, class T, class Operation>
+  KOKKOS_FORCEINLINE_FUNCTION static T fold_scalars(const T* v, const Operation& operation) {
     if constexpr (n == 1) {
       return *v;
     } else {

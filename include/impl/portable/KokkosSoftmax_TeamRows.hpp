@@ -102,7 +102,7 @@ struct RowWork {
             HostBlock<Acc, RowBlocks::size> v;
             v.load(row, blocks.first(block), blocks.end);
             state.max = max;
-            state.add(v.exponentiate(max));
+            v.exponentiate(state);
             if constexpr (output_can_hold_exponentials) {
               if (leave_exponentials) v.store(row.y + blocks.first(block) * row.y_stride, row.y_stride);
             }
