@@ -116,11 +116,10 @@ struct RowResult {
   KOKKOS_FORCEINLINE_FUNCTION RowResult(Operation operation_, const MaxSum<Acc>& total)
       : max(total.max), factor(0), log_sum(0), operation(operation_) {
     const bool infinite = total.sum == infinity_v<Acc>;
-    const Acc nan = std::numeric_limits<Acc>::quiet_NaN();
     if (operation == Operation::softmax) {
-      factor = total.sum == Acc(0) ? Acc(0) : infinite ? nan : Acc(1) / total.sum;
+      factor = total.sum == Acc(0) ? Acc(0) : infinite ? nan_v<Acc> : Acc(1) / total.sum;
     } else if (operation == Operation::log_softmax) {
-      log_sum = total.sum == Acc(0) ? Acc(0) : infinite ? nan : Kokkos::log(total.sum);
+      log_sum = total.sum == Acc(0) ? Acc(0) : infinite ? nan_v<Acc> : Kokkos::log(total.sum);
     } else {
       log_sum = total.sum == Acc(0) ? -infinity_v<Acc> : Kokkos::log(total.sum);
     }
