@@ -57,6 +57,28 @@ class OnEveryBackend : public testing::Test {
   using Exec = Space;
 };
 
+// --- pairs of scalars --------------------------------------------------------------------------------------
+
+// visit.template operator()<In, Out>() for the pairs that are compiled into the library; for every pair where
+// KOKKOSSOFTMAX_TEST_ALL_SCALAR_PAIRS is defined.
+template <class Visit>
+void for_each_scalar_pair(Visit visit) {
+#if defined(KOKKOSSOFTMAX_TEST_ALL_SCALAR_PAIRS)
+  const auto with_input = [&]<class In>() {
+#define KOKKOSSOFTMAX_TESTS_OUTPUT(Out, name) visit.template operator()<In, Out>();
+    KOKKOSSOFTMAX_FOR_EACH_SCALAR(KOKKOSSOFTMAX_TESTS_OUTPUT)
+#undef KOKKOSSOFTMAX_TESTS_OUTPUT
+  };
+#define KOKKOSSOFTMAX_TESTS_INPUT(In, name) with_input.template operator()<In>();
+  KOKKOSSOFTMAX_FOR_EACH_SCALAR(KOKKOSSOFTMAX_TESTS_INPUT)
+#undef KOKKOSSOFTMAX_TESTS_INPUT
+#else
+#define KOKKOSSOFTMAX_TESTS_PAIR(In, Out) visit.template operator()<In, Out>();
+  KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR(KOKKOSSOFTMAX_TESTS_PAIR)
+#undef KOKKOSSOFTMAX_TESTS_PAIR
+#endif
+}
+
 // --- calls -------------------------------------------------------------------------------------------------
 
 template <class Exec, class X, class Y, class Lse, class... Transform>

@@ -46,6 +46,14 @@ struct CountDifferences {
   }
 };
 
+template <class T>
+struct Copy {
+  const T* from;
+  T* to;
+  std::int64_t stride;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const { to[i] = from[i * stride]; }
+};
+
 struct Arrangement {
   std::int64_t rows;
   bool columns_first = false;  // the axis is the slow dimension
@@ -95,7 +103,7 @@ class SameBits {
     if (expected.extent(0) == 0) {
       expected = Memory("expected", count);
       Kokkos::parallel_for("keep", Range(fill_exec, 0, count),
-                           Copy{y.data() + a.offset, expected.data(), reduces ? 1 : column_stride});
+                           Copy<T>{y.data() + a.offset, expected.data(), reduces ? 1 : column_stride});
       fill_exec.fence();
     }
     std::int64_t differences = 0;
@@ -110,13 +118,6 @@ class SameBits {
   }
 
  private:
-  struct Copy {
-    const T* from;
-    T* to;
-    std::int64_t stride;
-    KOKKOS_FUNCTION void operator()(std::int64_t i) const { to[i] = from[i * stride]; }
-  };
-
   Operation operation_;
   std::int64_t columns_;
   Memory expected_[2];

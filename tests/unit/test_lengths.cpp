@@ -60,4 +60,21 @@ TYPED_TEST(Lengths, Bfloat16ToFloat) {
   check_lengths<bhalf_t, float, TypeParam>(400000);
 }
 
+// Pairs that the library compiles where they are used.
+TYPED_TEST(Lengths, FloatToHalf) {
+  check_lengths<float, half_t, TypeParam>(13000);
+}
+TYPED_TEST(Lengths, HalfToBfloat16) {
+  check_lengths<half_t, bhalf_t, TypeParam>(13000);
+}
+TYPED_TEST(Lengths, DoubleToFloat) {
+  check_lengths<double, float, TypeParam>(13000);
+}
+
+#if defined(KOKKOSSOFTMAX_TEST_ALL_SCALAR_PAIRS)
+TYPED_TEST(Lengths, EveryPair) {
+  for_each_scalar_pair([]<class In, class Out>() { check_lengths<In, Out, TypeParam>(400000); });
+}
+#endif
+
 }  // namespace

@@ -46,9 +46,7 @@ void check_rows(std::int64_t columns, const std::vector<RowMaker>& makers) {
 
 template <class Exec>
 void check_rows_of_all_scalars(std::int64_t columns, const std::vector<RowMaker>& makers) {
-#define KOKKOSSOFTMAX_TESTS_PAIR(In, Out) check_rows<In, Out, Exec>(columns, makers);
-  KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR(KOKKOSSOFTMAX_TESTS_PAIR)
-#undef KOKKOSSOFTMAX_TESTS_PAIR
+  for_each_scalar_pair([&]<class In, class Out>() { check_rows<In, Out, Exec>(columns, makers); });
 }
 
 // A value of the row that repeats on every run and machine.

@@ -139,6 +139,12 @@ TYPED_TEST(Chains, AttentionAndHeadsBfloat16ToFloat) {
   attention_and_heads<bhalf_t, float, TypeParam>();
 }
 
+#if defined(KOKKOSSOFTMAX_TEST_ALL_SCALAR_PAIRS)
+TYPED_TEST(Chains, AttentionAndHeadsOfEveryPair) {
+  for_each_scalar_pair([]<class In, class Out>() { attention_and_heads<In, Out, TypeParam>(); });
+}
+#endif
+
 TYPED_TEST(Chains, BatchNormHead) {
   for (auto c : transform_cases(Scalar::float32)) {
     const auto columns = c.extents[c.axis];

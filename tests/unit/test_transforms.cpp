@@ -198,4 +198,37 @@ TYPED_TEST(Transforms, WhatAMaskDropsMayBeAnything) {
   }
 }
 
+#if defined(KOKKOSSOFTMAX_TEST_ALL_SCALAR_PAIRS)
+template <class In, class Out, class Exec>
+void transforms_of_pair() {
+  const Accumulator acc(scalar_of<In>, scalar_of<Out>);
+  for (auto c : transform_cases(scalar_of<In>)) {
+    const auto columns = c.extents[c.axis];
+    const auto rows = c.size() / columns;
+    const Operand<In, Exec> temperature({rows}, random_values(scalar_of<In>, rows, 0.3, 3));
+    const Operand<Out, Exec> add({columns}, random_values(scalar_of<Out>, columns, -2, 2, 31));
+    const Statistics s(columns, scalar_of<In>);
+    const Operand<In, Exec> mean({columns}, s.mean), variance({columns}, s.variance),
+        gamma({columns}, s.gamma), beta({columns}, s.beta);
+    c.chain = {reference::temperature(acc, random_values(scalar_of<In>, rows, 0.3, 3)),
+               reference::keep_if(every_third)};
+    check<In, Out, 3>(Exec(), c, true,
+                      ks::temperature(temperature.template view<1>()) | ks::keep_if(EveryThird{}));
+    c.chain = {reference::bias(acc, add.at(c)), reference::gelu_tanh(acc)};
+    check<In, Out, 3>(Exec(), c, true, ks::bias(add.template view<1>()) | ks::gelu_tanh());
+    c.chain = {reference::batch_norm(acc, s.mean, s.variance, s.gamma, s.beta, 1e-3), reference::relu()};
+    check<In, Out, 3>(Exec(), c, true,
+                      ks::batch_norm(mean.template view<1>(), variance.template view<1>(),
+                                     gamma.template view<1>(), beta.template view<1>(), 1e-3) |
+                          ks::relu());
+    c.chain = {ripple(acc)};
+    check<In, Out, 3>(Exec(), c, true, Ripple{});
+  }
+}
+
+TYPED_TEST(Transforms, OfEveryPair) {
+  for_each_scalar_pair([]<class In, class Out>() { transforms_of_pair<In, Out, TypeParam>(); });
+}
+#endif
+
 }  // namespace
