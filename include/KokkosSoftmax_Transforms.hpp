@@ -8,6 +8,7 @@
 #ifndef KOKKOSSOFTMAX_TRANSFORMS_HPP
 #define KOKKOSSOFTMAX_TRANSFORMS_HPP
 
+#include <impl/KokkosSoftmax_Gelu.hpp>
 #include <impl/KokkosSoftmax_Problem.hpp>
 
 #include <cmath>
@@ -131,6 +132,8 @@ struct LogitOperand {
     const T* data;
     index_type column_stride;
     KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const {
+      // On the host the stride of 1 has a loop of its own, which vectorises.
+      if (column_stride == 1) return data[column];
       return data[column * column_stride];
     }
   };
@@ -155,7 +158,10 @@ struct ColumnOperand {
     c.call.check_operand(name, block);
     return {view.data(), block.stride[0]};
   }
-  KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const { return data[column * stride]; }
+  KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const {
+    if (stride == 1) return data[column];
+    return data[column * stride];
+  }
 };
 
 /// Nothing happens.
@@ -515,15 +521,14 @@ struct ReluFunction {
 struct GeluErfFunction {
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
-    return Acc(0.5) * value * (Acc(1) + Kokkos::erf(value * Acc(0.70710678118654752440)));
+    return gelu_by_erf(value);
   }
 };
 
 struct GeluTanhFunction {
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
-    const Acc inner = Acc(0.79788456080286535588) * (value + Acc(0.044715) * value * value * value);
-    return Acc(0.5) * value * (Acc(1) + Kokkos::tanh(inner));
+    return gelu_by_tanh(value);
   }
 };
 

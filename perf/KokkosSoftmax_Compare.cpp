@@ -14,6 +14,7 @@
 #include <fstream>
 #include <iostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "KokkosSoftmax_Compare.hpp"
@@ -21,7 +22,11 @@
 namespace compare {
 
 std::vector<Operation> all_operations() {
-  return softmax_operations();
+  std::vector<Operation> operations = softmax_operations();
+#if defined(KOKKOSSOFTMAX_ENABLE_LINEAR)
+  for (Operation& operation : linear_operations()) operations.push_back(std::move(operation));
+#endif
+  return operations;
 }
 
 namespace {

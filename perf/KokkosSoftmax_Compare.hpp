@@ -126,6 +126,7 @@ struct Backend {
 // Everything that the build can run. An operation to come is one more element of this list.
 std::vector<Operation> all_operations();
 std::vector<Operation> softmax_operations();
+std::vector<Operation> linear_operations();  // where the build has the heads
 std::vector<Backend> all_backends();
 
 // Flags. Throws UsageError.

@@ -57,8 +57,9 @@ class RetiredMemory {
   }
 };
 
-/// The scratch of one kind of memory.
-template <class MemorySpace>
+/// The scratch of one kind of memory. What is in use at the same time on one instance differs in `Purpose`: a
+/// head's logits stay where they are while the softmax of them takes scratch of its own.
+template <class MemorySpace, class Purpose = void>
 class ScratchPool {
  public:
   /// At least `bytes` bytes for launches on `exec` from this host thread, in order. Once as much was asked

@@ -1,0 +1,62 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// GELU in both forms. On the host without a call of the mathematical library and without branches, so that a
+/// loop over it vectorises: the library's erf and tanh cost a head more than its GEMM may.
+
+#ifndef KOKKOSSOFTMAX_GELU_HPP
+#define KOKKOSSOFTMAX_GELU_HPP
+
+#include <impl/KokkosSoftmax_Exp.hpp>
+
+namespace KokkosSoftmax::impl {
+
+/// Phi(-x) of the normal distribution for x >= 0: half of erfc(z), z = x / sqrt(2), as exp(-z^2) t P(1 - t)
+/// with t = 1 / (1 + 0.3 z) (the form of C. Hastings, "Approximations for digital computers", 1955;
+/// coefficients interpolated at Chebyshev nodes on 0 <= z <= 10, relative error 2.5e-8; beyond, exp(-z^2) is
+/// 0).
+KOKKOS_FORCEINLINE_FUNCTION float normal_tail(float x) {
+  const float z = x * 0.70710678118654752440f;
+  const float t = 1.0f / (1.0f + 0.3f * z), s = (0.3f * z) * t;
+  float p = -0.130770877269f;
+  p = p * s + 0.554232747591f;
+  p = p * s - 0.744196332443f;
+  p = p * s - 0.415054819867f;
+  p = p * s + 2.88705096662f;
+  p = p * s - 4.80924522668f;
+  p = p * s + 4.58841595196f;
+  p = p * s - 2.76125933129f;
+  p = p * s + 1.0f;
+  return 0.5f * t * p * exp_by_polynomial(-z * z);
+}
+
+/// x Phi(x) with erf.
+template <class Acc>
+KOKKOS_FORCEINLINE_FUNCTION Acc gelu_by_erf_function(Acc x) {
+  return Acc(0.5) * x * (Acc(1) + Kokkos::erf(x * Acc(0.70710678118654752440)));
+}
+KOKKOS_FORCEINLINE_FUNCTION float gelu_by_tail(float x) {
+  const float tail = normal_tail(x < 0 ? -x : x);
+  return x * (x < 0 ? tail : 1.0f - tail);
+}
+KOKKOS_FORCEINLINE_FUNCTION float gelu_by_erf(float x) {
+  KOKKOS_IF_ON_HOST((return gelu_by_tail(x);))
+  KOKKOS_IF_ON_DEVICE((return gelu_by_erf_function(x);))
+}
+KOKKOS_FORCEINLINE_FUNCTION double gelu_by_erf(double x) {
+  return gelu_by_erf_function(x);
+}
+
+/// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3). The same as x / (1 + exp(-2 u)), where
+/// nothing cancels.
+template <class Acc>
+KOKKOS_FORCEINLINE_FUNCTION Acc gelu_by_tanh(Acc x) {
+  const Acc twice_u = Acc(1.59576912160573071176) * (x + Acc(0.044715) * x * x * x);
+  const Acc power = exp_of_difference(twice_u < 0 ? twice_u : -twice_u);
+  return x * ((twice_u < 0 ? power : Acc(1)) / (Acc(1) + power));
+}
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
