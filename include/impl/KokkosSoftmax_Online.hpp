@@ -56,11 +56,12 @@ struct CompensatedMaxSum {
   }
 
   KOKKOS_FORCEINLINE_FUNCTION void join(const CompensatedMaxSum& other) {
-    const Acc new_max = max > other.max ? max : other.max;
-    const Acc factor = exp_of_difference(other.max - new_max);
-    raise_max(new_max);
-    add(other.sum * factor);
-    low += other.low * factor;
+    const bool raises = other.max > max;
+    const CompensatedMaxSum smaller = raises ? *this : other;
+    if (raises) *this = other;
+    const Acc factor = exp_of_difference(smaller.max - max);
+    add(smaller.sum * factor);
+    low += smaller.low * factor;
   }
 
   KOKKOS_FORCEINLINE_FUNCTION MaxSum<Acc> rounded() const {

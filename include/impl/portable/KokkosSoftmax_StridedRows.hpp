@@ -26,7 +26,7 @@ struct StridedRowsPlan {
   /// Threads of a team that share a row's columns.
   static int threads(index_type columns) {
     int n = 1;
-    while (!on_host && n < 16 && n * depth * 2 <= columns) n *= 2;
+    while (!on_host && n < 8 && n * depth * 2 <= columns) n *= 2;
     return n;
   }
   static index_type chunks(index_type columns) {
