@@ -25,8 +25,9 @@ struct StoreMoments {
   index_type mean_stride, variance_stride;
   double rows;
 
-  KOKKOS_FORCEINLINE_FUNCTION void operator()(index_type column, double column_mean, double squares) const {
-    mean[column * mean_stride] = store_as<TM>(column_mean);
+  KOKKOS_FORCEINLINE_FUNCTION void operator()(index_type column, SplitMean column_mean,
+                                              double squares) const {
+    mean[column * mean_stride] = store_as<TM>(column_mean.value);
     variance[column * variance_stride] = store_as<TV>(squares / rows);
   }
 };

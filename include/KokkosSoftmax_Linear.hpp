@@ -374,6 +374,13 @@ void reserve(const Exec& exec, const X& x, const W& w, const Y& y, const T& tran
       });
 }
 
+/// Without a transform.
+template <class Exec, impl::view_of_operand X, impl::view_of_operand W, impl::view_of_operand Y>
+requires Kokkos::is_execution_space_v<Exec>
+void reserve(const Exec& exec, const X& x, const W& w, const Y& y, Precision precision) {
+  reserve(exec, x, w, y, impl::Identity{}, precision);
+}
+
 /// The implementations of linear_softmax and linear_log_softmax on a backend, in the order in which they are
 /// tried. They are forced by the names of the two functions; the softmax of the logits is a step of its own,
 /// "linear_softmax/softmax" or "linear_log_softmax/log_softmax", with the candidates of softmax.

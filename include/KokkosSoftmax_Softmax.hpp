@@ -243,7 +243,7 @@ void reserve(const Exec& exec, const X& x, const Y& y, Axis axis, const T& trans
 template <class Exec, class X, class Y, class T = impl::Identity>
 requires(Kokkos::is_execution_space_v<Exec> && !std::is_same_v<T, Axis> &&
          !impl::view_of_operand<T>) void reserve(const Exec& exec, const X& x, const Y& y,
-                                                    const T& transform = {}) {
+                                                 const T& transform = {}) {
   reserve(exec, x, y, Axis{-1}, transform);
 }
 

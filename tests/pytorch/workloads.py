@@ -7,7 +7,9 @@
 
 LIBRARY is libkokkossoftmax_pytorch_workloads.so of the build. Our relative error (of the whole output, and of
 its worst element) may be no larger than PyTorch's own, save for what a different order of the same sums makes
-of it (--slack) and half a unit in the last place. Sizes are those of the users on a GPU, smaller on a CPU.
+of it (--slack: 1.25 on a GPU, where both multiply with cuBLAS; 2 on a CPU, where they multiply with different
+BLAS libraries, whose roundings are nearly all of a head's error) and half a unit in the last place. Sizes are
+those of the users on a GPU, smaller on a CPU.
 
 Exit status: 0 when all agree, 1 when not, 77 where torch is absent.
 """
@@ -32,7 +34,7 @@ def parse():
     size.add_argument("--full", action="store_true", help="the users' sizes on every device")
     size.add_argument("--small", action="store_true", help="small sizes on every device")
     parser.add_argument("--tf32", action="store_true", help="TF32 products, in PyTorch too (cuda)")
-    parser.add_argument("--slack", type=float, default=1.25, help="largest factor over PyTorch's error (default 1.25)")
+    parser.add_argument("--slack", type=float, help="largest factor over PyTorch's error")
     return parser.parse_args()
 
 
@@ -80,11 +82,12 @@ class Run:
     def __init__(self, options, library, device):
         self.options, self.library, self.device = options, library, device
         self.full = options.full or (device == "cuda" and not options.small)
+        self.slack = options.slack or (1.25 if device == "cuda" else 2.0)
         self.failed = False
 
     def report(self, name, ours, theirs, implementation):
         half_unit = 2.0**-24
-        fine = all(a <= self.options.slack * b + half_unit for a, b in zip(ours, theirs))
+        fine = all(a <= self.slack * b + half_unit for a, b in zip(ours, theirs))
         self.failed = self.failed or not fine
         print(
             f"{self.device:5} {name:38} whole: ours {ours[0]:.2e} PyTorch {theirs[0]:.2e}   "

@@ -104,6 +104,15 @@ struct LinearOperands {
         w(scalar_of<WS>, c_.w ? *c_.w : reference::right({c_.n, c_.k}), &w_values),
         y(scalar_of<YS>, c_.y ? *c_.y : reference::right({c_.m, c_.n})) {}
 
+  // Other values in X.
+  void refill(std::uint64_t seed) {
+    x_values = values(c, scalar_of<XS>, c.m * c.k, seed);
+    x.fill(x_values);
+    x.upload();
+    rows_of_logits_.clear();
+    logits_ = {};
+  }
+
   auto x_view() const { return x.template view<const XS, 2>(); }
   auto w_view() const { return w.template view<const WS, 2>(); }
   auto y_view() const { return y.template view<YS, 2>(); }

@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// Mean and biased variance of each column of a matrix, in double: sums of differences from a value of the
-/// column itself over a few rows, then joined (T. Chan, G. Golub and R. LeVeque, "Updating formulae and a
-/// pairwise algorithm for computing sample variances", 1979). No difference of large squares is formed.
+/// Mean and biased variance of each column of a matrix, in double: of differences from the column's first
+/// value, summed from one of themselves over a few rows, then joined (T. Chan, G. Golub and R. LeVeque,
+/// "Updating formulae and a pairwise algorithm for computing sample variances", 1979). No difference of large
+/// squares is formed, and what all values of a column share is never rounded.
 
 #ifndef KOKKOSSOFTMAX_IMPL_COLUMNSTATISTICS_HPP
 #define KOKKOSSOFTMAX_IMPL_COLUMNSTATISTICS_HPP
@@ -16,7 +17,8 @@
 
 namespace KokkosSoftmax::impl {
 
-/// The mean of some values of a column, and the sum of their squared differences from it.
+/// The mean of some values of a column, counted from the column's first value, and the sum of their squared
+/// differences from it.
 struct Moments {
   double mean;
   double squares;
@@ -81,17 +83,22 @@ struct ReduceColumns {
     const index_type begin = chunk * chunk_rows;
     const index_type end = Kokkos::min(begin + chunk_rows, problem.rows);
     Moments total[block];
+    double base[block];
+    {
+      const auto row = problem.transform.at_row(0);
+      for (int c = 0; c < width; ++c) base[c] = problem.value(row, 0, first + c);
+    }
     for (index_type r = begin; r < end; r += ColumnStatisticsPlan<Exec>::rows_of_shift) {
       const index_type stop = Kokkos::min(r + ColumnStatisticsPlan<Exec>::rows_of_shift, end);
       double shift[block], sum[block] = {}, squares[block] = {};
       {
         const auto row = problem.transform.at_row(r);
-        for (int c = 0; c < width; ++c) shift[c] = problem.value(row, r, first + c);
+        for (int c = 0; c < width; ++c) shift[c] = problem.value(row, r, first + c) - base[c];
       }
       for (index_type i = r; i < stop; ++i) {
         const auto row = problem.transform.at_row(i);
         for (int c = 0; c < width; ++c) {
-          const double difference = problem.value(row, i, first + c) - shift[c];
+          const double difference = (problem.value(row, i, first + c) - base[c]) - shift[c];
           sum[c] += difference;
           squares[c] += difference * difference;
         }
@@ -112,21 +119,30 @@ struct ReduceColumns {
   }
 };
 
+/// A mean in two parts: rounded, and what the rounding took.
+struct SplitMean {
+  double value, rest;
+};
+
 /// Second launch: joins the chunks of a column and hands (column, mean, sum of squared differences) on.
-template <class Sink>
+template <class Problem, class Sink>
 struct JoinColumns {
+  Problem problem;
   const Moments* partials;
-  index_type rows, columns, chunk_rows;
+  index_type chunk_rows;
   Sink sink;
 
   KOKKOS_FUNCTION void operator()(index_type column) const {
     Moments total = partials[column];
-    for (index_type begin = chunk_rows; begin < rows; begin += chunk_rows) {
-      const index_type count = Kokkos::min(chunk_rows, rows - begin);
-      total.join(static_cast<double>(begin), partials[begin / chunk_rows * columns + column],
+    for (index_type begin = chunk_rows; begin < problem.rows; begin += chunk_rows) {
+      const index_type count = Kokkos::min(chunk_rows, problem.rows - begin);
+      total.join(static_cast<double>(begin), partials[begin / chunk_rows * problem.columns + column],
                  static_cast<double>(count));
     }
-    sink(column, total.mean, total.squares);
+    const double base = problem.value(problem.transform.at_row(0), 0, column);
+    const double value = base + total.mean;
+    const double of_mean = value - base;  // D. Knuth's two-sum
+    sink(column, SplitMean{value, (base - (value - of_mean)) + (total.mean - of_mean)}, total.squares);
   }
 };
 
@@ -155,7 +171,7 @@ void run_column_statistics(const Exec& exec, const std::string& label, const Pro
   launch_range(exec, label + "::reduce", Plan::chunks(problem.rows) * ceil_div(problem.columns, Plan::block),
                ReduceColumns<Exec, Problem>{problem, partials, chunk_rows});
   launch_range(exec, label + "::join", problem.columns,
-               JoinColumns<Sink>{partials, problem.rows, problem.columns, chunk_rows, sink});
+               JoinColumns<Problem, Sink>{problem, partials, chunk_rows, sink});
 }
 
 }  // namespace KokkosSoftmax::impl

@@ -132,15 +132,17 @@ struct MakeNormalizer {
   Acc* beta;
   double rows;
 
-  KOKKOS_FORCEINLINE_FUNCTION void operator()(index_type column, double column_mean, double squares) const {
+  KOKKOS_FORCEINLINE_FUNCTION void operator()(index_type column, SplitMean column_mean,
+                                              double squares) const {
     const double variance = squares / rows + statistics.eps;
-    mean[column] = static_cast<Acc>(column_mean);
-    mean_rest[column] = static_cast<Acc>(column_mean - static_cast<double>(mean[column]));
+    mean[column] = static_cast<Acc>(column_mean.value);
+    mean_rest[column] =
+        static_cast<Acc>((column_mean.value - static_cast<double>(mean[column])) + column_mean.rest);
     // A column without spread gives beta, also when eps is 0.
     factor[column] = static_cast<Acc>(
         variance == 0 ? 0 : load_as<double>(statistics.gamma(column)) / Kokkos::sqrt(variance));
     beta[column] = load_as<Acc>(statistics.beta(column));
-    if (statistics.running_mean.data) blend(statistics.running_mean(column), column_mean);
+    if (statistics.running_mean.data) blend(statistics.running_mean(column), column_mean.value);
     if (statistics.running_variance.data) blend(statistics.running_variance(column), squares / (rows - 1));
   }
 
