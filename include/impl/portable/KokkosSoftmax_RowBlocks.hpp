@@ -138,6 +138,15 @@ KOKKOS_FORCEINLINE_FUNCTION void load_lane_block(const RowAccess<Problem>& row, 
   }
 }
 
+/// Leaves the sum in v[0]. Recursive, not a loop, so that a device keeps the array in registers.
+template <int size, class Acc>
+KOKKOS_FORCEINLINE_FUNCTION void sum_by_halves(Acc* v) {
+  if constexpr (size > 1) {
+    for (int i = 0; i < size / 2; ++i) v[i] += v[i + size / 2];
+    sum_by_halves<size / 2>(v);
+  }
+}
+
 template <int size, class Problem>
 KOKKOS_FORCEINLINE_FUNCTION void reduce_lane_block(const RowAccess<Problem>& row, index_type first, int step,
                                                    index_type end,
@@ -150,9 +159,7 @@ KOKKOS_FORCEINLINE_FUNCTION void reduce_lane_block(const RowAccess<Problem>& row
   total.raise_max(finite_max(max));
   // A tree, then compensated: beside a maximum's 1, terms of half an eps would vanish one after the other.
   for (int i = 0; i < size; ++i) v[i] = exp_of_difference(v[i] - total.max);
-  for (int half = size / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) v[i] += v[i + half];
-  }
+  sum_by_halves<size>(v);
   total.add(v[0]);
 }
 
