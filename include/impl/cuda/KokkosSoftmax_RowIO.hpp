@@ -2,15 +2,19 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// Rows between global memory and registers: 16-byte vectors where the row is aligned, coalesced scalars turned into
-/// vectors in shared memory where it is not. Which thread holds which element depends on the element's index in the row
-/// alone, so that results do not depend on alignment.
+/// Rows between global memory and registers: 16-byte vectors where the row is aligned, coalesced scalars
+/// turned into vectors in shared memory where it is not. Which thread holds which element depends on the
+/// element's index in the row alone, so that results do not depend on alignment.
 
 #ifndef KOKKOSSOFTMAX_ROWIO_HPP
 #define KOKKOSSOFTMAX_ROWIO_HPP
 
 #include <KokkosSoftmax_Transforms.hpp>
 #include <impl/cuda/KokkosSoftmax_CudaRuntime.hpp>
+#include <impl/cuda/KokkosSoftmax_Ptx.hpp>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <string>
 
@@ -20,9 +24,9 @@ namespace KokkosSoftmax::impl {
 template <int group_>
 struct RowThreads {
   static constexpr int group = group_;
-  int index;     ///< of this thread in its row
-  int count;     ///< threads of the row
-  char* staging; ///< of this group: group * vector elements of the larger scalar, in shared memory
+  int index;      ///< of this thread in its row
+  int count;      ///< threads of the row
+  char* staging;  ///< of this group: group * vector elements of the larger scalar, in shared memory
 
   __device__ int lane() const { return index % group; }
 };
@@ -46,7 +50,7 @@ struct RowRegisters {
     OutPart part[stores];
   };
 
-  Acc value[vectors][width];
+  Acc value[vectors * width];
 
   /// Reads and transforms the row; past its end -inf.
   template <int group, class TransformRow>
@@ -62,7 +66,8 @@ struct RowRegisters {
           raw[k] = load_streaming(reinterpret_cast<const InVector*>(x + first));
         } else {
 #pragma unroll
-          for (int i = 0; i < width; ++i) raw[k].e[i] = first + i < columns ? x[first + i] : store_as<In>(Acc(0));
+          for (int i = 0; i < width; ++i)
+            raw[k].e[i] = first + i < columns ? x[first + i] : store_as<In>(Acc(0));
         }
       }
     } else {
@@ -88,10 +93,17 @@ struct RowRegisters {
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       const int first = (k * threads.count + threads.index) * width;
+      Acc* v = value + k * width;
+      if (first + width <= columns) {
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        value[k][i] = first + i < columns ? transformed<Acc>(transform, load_as<Acc>(raw[k].e[i]), first + i)
-                                          : -infinity_v<Acc>;
+        for (int i = 0; i < width; ++i)
+          v[i] = transformed<Acc>(transform, load_as<Acc>(raw[k].e[i]), first + i);
+      } else {
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+          v[i] = first + i < columns ? transformed<Acc>(transform, load_as<Acc>(raw[k].e[i]), first + i)
+                                     : -infinity_v<Acc>;
+        }
       }
     }
   }
@@ -105,12 +117,12 @@ struct RowRegisters {
     for (int k = 0; k < vectors; ++k) {
       const int first = (k * threads.count + threads.index) * width;
       OutVector out;
-#pragma unroll
-      for (int i = 0; i < width; ++i) out.part[i / (width / stores)].e[i % (width / stores)] = store_as<Out>(value[k][i]);
+      convert(value + k * width, out);
       if (aligned) {
         if (first + width <= columns) {
 #pragma unroll
-          for (int p = 0; p < stores; ++p) store_streaming(reinterpret_cast<OutPart*>(y + first) + p, out.part[p]);
+          for (int p = 0; p < stores; ++p)
+            store_streaming(reinterpret_cast<OutPart*>(y + first) + p, out.part[p]);
         } else {
 #pragma unroll
           for (int i = 0; i < width; ++i) {
@@ -119,7 +131,8 @@ struct RowRegisters {
         }
       } else {
 #pragma unroll
-        for (int p = 0; p < stores; ++p) reinterpret_cast<OutPart*>(threads.staging)[lane * stores + p] = out.part[p];
+        for (int p = 0; p < stores; ++p)
+          reinterpret_cast<OutPart*>(threads.staging)[lane * stores + p] = out.part[p];
         __syncwarp();
         const Out* staging = reinterpret_cast<const Out*>(threads.staging);
         const int start = first - lane * width + lane;
@@ -133,6 +146,26 @@ struct RowRegisters {
   }
 
  private:
+  /// Rounds a vector; 16-bit scalars in pairs, one instruction each.
+  __device__ static void convert(const Acc* v, OutVector& out) {
+    if constexpr (is_16_bit_v<Out> && std::is_same_v<Acc, float>) {
+      unsigned words[width / 2];
+#pragma unroll
+      for (int i = 0; i < width; i += 2) {
+        if constexpr (std::is_same_v<Out, bhalf_t>) {
+          words[i / 2] = bits_as<unsigned>(__floats2bfloat162_rn(v[i], v[i + 1]));
+        } else {
+          words[i / 2] = bits_as<unsigned>(__floats2half2_rn(v[i], v[i + 1]));
+        }
+      }
+      memcpy(&out, words, sizeof(out));
+    } else {
+#pragma unroll
+      for (int i = 0; i < width; ++i)
+        out.part[i / (width / stores)].e[i % (width / stores)] = store_as<Out>(v[i]);
+    }
+  }
+
   // Evict-first: a row is read and written once.
   __device__ static InVector load_streaming(const InVector* p) {
     const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(p));
@@ -149,12 +182,12 @@ struct RowRegisters {
   }
 };
 
-/// exp of a difference to the maximum, as exact as the output can show: 16 bits need no correction of the product with
-/// log2(e).
+/// exp of a difference to the maximum, as exact as the output can show: 16 bits need no correction of the
+/// product with log2(e).
 template <class Out, class Acc>
 __device__ Acc exp_for_output(Acc difference) {
   if constexpr (is_16_bit_v<Out>) {
-    return __expf(difference);
+    return ex2_approx_ftz(difference * 1.4426950408889634f);
   } else {
     return exp_of_difference(difference);
   }

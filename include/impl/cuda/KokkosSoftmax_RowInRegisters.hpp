@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// CUDA kernels that hold a row in registers: read once, written once. warp_per_row: a part of a warp or a warp a row,
-/// several rows a block. block_per_row: a block a row.
+/// CUDA kernels that hold a row in registers: read once, written once. warp_per_row: a part of a warp or a
+/// warp a row, several rows a block. block_per_row: a block a row.
 
 #ifndef KOKKOSSOFTMAX_ROWINREGISTERS_HPP
 #define KOKKOSSOFTMAX_ROWINREGISTERS_HPP
@@ -15,38 +15,55 @@
 
 namespace KokkosSoftmax::impl {
 
-/// From the logits in the registers of a row's threads to the outputs in the same registers. `Reduce` gives every thread
-/// of the row the maximum and the sum over its threads, in an order that depends on their number alone.
+/// Folds an array into a few interleaved accumulators and these into one. Recursive at the end, not a loop,
+/// so that everything stays in registers.
+template <int count, class T, class Operation>
+__device__ __forceinline__ T fold_accumulators(T* a, const Operation& operation) {
+  if constexpr (count == 1) {
+    return a[0];
+  } else {
+#pragma unroll
+    for (int i = 0; i < count / 2; ++i) a[i] = operation(a[i], a[i + count / 2]);
+    return fold_accumulators<count / 2>(a, operation);
+  }
+}
+
+/// From the logits in the registers of a row's threads to the outputs in the same registers. `Reduce` gives
+/// every thread of the row the maximum and the sum over its threads, in an order that depends on their number
+/// alone.
 template <class Problem, class Registers, class Reduce>
-__device__ void softmax_in_registers(Registers& row, Operation operation, typename Problem::Out* lse, bool writes_lse,
-                                     const Reduce& reduce) {
+__device__ __forceinline__ void softmax_in_registers(Registers& row, Operation operation,
+                                                     typename Problem::Out* lse, bool writes_lse,
+                                                     const Reduce& reduce) {
   using Acc = typename Problem::Acc;
   using Out = typename Problem::Out;
   constexpr int count = Registers::vectors * Registers::width;
-  Acc* v = &row.value[0][0];
-  Acc m[count];
+  constexpr int chains = count < 8 ? count : 8;
+  Acc(&v)[count] = row.value;
+  Acc m[chains];
 #pragma unroll
-  for (int i = 0; i < count; ++i) m[i] = v[i];
+  for (int i = 0; i < chains; ++i) m[i] = v[i] > -largest_v<Acc> ? v[i] : -largest_v<Acc>;  // passes over NaN
 #pragma unroll
-  for (int half = count / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int i = 0; i < half; ++i) m[i] = m[i + half] > m[i] ? m[i + half] : m[i];  // passes over NaN
-  }
-  Acc max = reduce.max(m[0] > -largest_v<Acc> ? m[0] : -largest_v<Acc>);
+  for (int i = chains; i < count; ++i) m[i % chains] = v[i] > m[i % chains] ? v[i] : m[i % chains];
+  Acc max = reduce.max(fold_accumulators<chains>(m, [](Acc a, Acc b) { return b > a ? b : a; }));
   max = max > largest_v<Acc> ? largest_v<Acc> : max;
-  const bool keeps_exponentials = operation == Operation::softmax;
 #pragma unroll
-  for (int i = 0; i < count; ++i) {
-    const Acc difference = v[i] - max;
-    m[i] = exp_for_output<Out>(difference);
-    v[i] = keeps_exponentials ? m[i] : difference;
+  for (int i = 0; i < chains; ++i) m[i] = 0;
+  if (operation == Operation::softmax) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      v[i] = exp_for_output<Out>(v[i] - max);
+      m[i % chains] += v[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      v[i] -= max;
+      m[i % chains] += exp_for_output<Out>(v[i]);
+    }
   }
-#pragma unroll
-  for (int half = count / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int i = 0; i < half; ++i) m[i] += m[i + half];
-  }
-  const RowResult<Acc> result(operation, MaxSum<Acc>{max, reduce.sum(m[0])});
+  const Acc sum = reduce.sum(fold_accumulators<chains>(m, [](Acc a, Acc b) { return a + b; }));
+  const RowResult<Acc> result(operation, MaxSum<Acc>{max, sum});
   if (operation == Operation::softmax) {
 #pragma unroll
     for (int i = 0; i < count; ++i) v[i] *= result.factor;
@@ -74,14 +91,16 @@ struct ReduceGroup {
     for (int mask = 1; mask < group; mask *= 2) sum.join(sum.from_lane_xor(mask));
     return sum;
   }
-  __device__ Acc sum(Acc value) const { return exact_sum(value).rounded(); }
+  __device__ Acc sum(Acc value) const {
+    return exact_sum(value).rounded();
+  }
 };
 
 template <class Acc>
 struct ReduceBlock {
   ReduceGroup<Acc, 32> warp;
-  Acc* maxima;            ///< [32] in shared memory
-  ExactSum<Acc>* sums;    ///< [32]
+  Acc* maxima;          ///< [32] in shared memory
+  ExactSum<Acc>* sums;  ///< [32]
 
   __device__ Acc max(Acc value) const {
     value = warp.max(value);
@@ -116,13 +135,13 @@ __global__ void __launch_bounds__(128) warp_per_row_kernel(const __grid_constant
                                   staging + group_of_block * group * Registers::staging_bytes_a_lane};
   Registers row;
   row.load(problem.x + where.x_offset, columns, threads, problem.transform.at_row(where.index));
-  softmax_in_registers<Problem>(row, problem.operation, problem.y + where.y_offset, exists && threads.index == 0,
-                                ReduceGroup<typename Problem::Acc, group>{});
+  softmax_in_registers<Problem>(row, problem.operation, problem.y + where.y_offset,
+                                exists && threads.index == 0, ReduceGroup<typename Problem::Acc, group>{});
   if (problem.operation != Operation::logsumexp) row.store(problem.y + where.y_offset, columns, threads);
 }
 
 template <int vectors, class Problem>
-__global__ void __launch_bounds__(1024) block_per_row_kernel(const __grid_constant__ Problem problem) {
+__global__ void __launch_bounds__(512, 2) block_per_row_kernel(const __grid_constant__ Problem problem) {
   using Acc = typename Problem::Acc;
   using Registers = RowRegisters<typename Problem::In, typename Problem::Out, vectors>;
   extern __shared__ __align__(16) char block_per_row_staging[];
@@ -130,10 +149,12 @@ __global__ void __launch_bounds__(1024) block_per_row_kernel(const __grid_consta
   __shared__ ExactSum<Acc> sums[32];
   if (problem.geometry.rows == 0) return;
   const RowGeometry::Row where = problem.geometry.row(blockIdx.x);
-  const RowThreads<32> threads{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x),
-                               block_per_row_staging + threadIdx.x / 32 * 32 * Registers::staging_bytes_a_lane};
+  const RowThreads<32> threads{
+      static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x),
+      block_per_row_staging + threadIdx.x / 32 * 32 * Registers::staging_bytes_a_lane};
   Registers row;
-  row.load(problem.x + where.x_offset, problem.geometry.columns, threads, problem.transform.at_row(where.index));
+  row.load(problem.x + where.x_offset, problem.geometry.columns, threads,
+           problem.transform.at_row(where.index));
   softmax_in_registers<Problem>(row, problem.operation, problem.y + where.y_offset, threadIdx.x == 0,
                                 ReduceBlock<Acc>{{}, maxima, sums});
   if (problem.operation != Operation::logsumexp) {
@@ -148,7 +169,7 @@ struct RowInRegistersPlan {
   /// 16-byte vectors a thread: 32 values of float or of 16 bits, 16 of double.
   static constexpr int most_vectors = sizeof(In) == 2 ? 4 : 8;
   static constexpr index_type longest_of_warp = 32 * most_vectors * width;
-  static constexpr index_type longest = 1024 * most_vectors * width;
+  static constexpr index_type longest = 512 * most_vectors * width;
 
   static int threads_of_block(index_type columns) {
     const index_type threads = (columns + most_vectors * width - 1) / (most_vectors * width);
@@ -158,14 +179,15 @@ struct RowInRegistersPlan {
 
 template <class Exec, class Problem>
 inline constexpr bool row_in_registers_supports =
-    std::is_same_v<Exec, Kokkos::Cuda> && std::is_trivially_copyable_v<Problem> && sizeof(Problem) < 3800;
+    std::is_same_v<Exec, Kokkos::Cuda>&& std::is_trivially_copyable_v<Problem> && sizeof(Problem) < 3800;
 
 template <class Problem>
 std::string_view refuse_row_in_registers(const Problem& problem, index_type shortest, index_type longest,
                                          const char* too_short, const char* too_long) {
   const RowGeometry& g = problem.geometry;
   if (problem.axis_is_strided || g.x_column_stride != 1) return "the columns of x are not contiguous";
-  if (problem.operation != Operation::logsumexp && g.y_column_stride != 1) return "the columns of y are not contiguous";
+  if (problem.operation != Operation::logsumexp && g.y_column_stride != 1)
+    return "the columns of y are not contiguous";
   if (g.columns < shortest) return too_short;
   if (g.columns > longest) return too_long;
   return {};
@@ -208,11 +230,13 @@ struct WarpPerRow {
  private:
   template <int vectors, int group, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem) {
-    const index_type blocks = std::max<index_type>(1, (problem.geometry.rows + 128 / group - 1) / (128 / group));
-    launch_labelled(exec, std::string("KokkosSoftmax::") + operation_name(problem.operation) + "::" + name, [&] {
-      warp_per_row_kernel<vectors, group, Problem>
-          <<<static_cast<unsigned>(blocks), 128, 0, exec.cuda_stream()>>>(problem);
-    });
+    const index_type blocks =
+        std::max<index_type>(1, (problem.geometry.rows + 128 / group - 1) / (128 / group));
+    launch_labelled(exec, std::string("KokkosSoftmax::") + operation_name(problem.operation) + "::" + name,
+                    [&] {
+                      warp_per_row_kernel<vectors, group, Problem>
+                          <<<static_cast<unsigned>(blocks), 128, 0, exec.cuda_stream()>>>(problem);
+                    });
   }
 };
 
@@ -236,10 +260,11 @@ struct BlockPerRow {
     using Registers = RowRegisters<typename Problem::In, typename Problem::Out, Plan::most_vectors>;
     const int threads = Plan::threads_of_block(problem.geometry.columns);
     const auto blocks = static_cast<unsigned>(std::max<index_type>(1, problem.geometry.rows));
-    launch_labelled(exec, std::string("KokkosSoftmax::") + operation_name(problem.operation) + "::" + name, [&] {
-      block_per_row_kernel<Plan::most_vectors, Problem>
-          <<<blocks, threads, threads * Registers::staging_bytes_a_lane, exec.cuda_stream()>>>(problem);
-    });
+    launch_labelled(
+        exec, std::string("KokkosSoftmax::") + operation_name(problem.operation) + "::" + name, [&] {
+          block_per_row_kernel<Plan::most_vectors, Problem>
+              <<<blocks, threads, threads * Registers::staging_bytes_a_lane, exec.cuda_stream()>>>(problem);
+        });
   }
 
   template <class Exec, class Problem>
