@@ -230,6 +230,7 @@ class HostBlock {
       using Pair = CompensatedMaxSum<Acc>;
       alignas(64) Acc high[size], low[size];
       int n = padded_;
+      if (n <= 0) return;  // never; tells the compiler that the arrays are filled
       for (int i = 0; i < n; ++i) {
         high[i] = v_[i];
         low[i] = 0;
@@ -281,6 +282,8 @@ class HostBlock {
   template <class T, class Operation>
   KOKKOS_INLINE_FUNCTION T fold(const Operation& operation) const {
     alignas(64) T t[size / 2 < width ? width : size / 2];
+    for (int i = 0; i < width; ++i)
+      t[i] = T(0);  // for the compiler, which does not see that they are overwritten
     int n = padded_ / width / 2 * width;
     for (int i = 0; i < n; ++i) t[i] = operation(static_cast<T>(v_[i]), static_cast<T>(v_[i + n]));
     if (n == 0) {
