@@ -140,8 +140,9 @@ __global__ void __launch_bounds__(128) warp_per_row_kernel(const __grid_constant
   if (problem.operation != Operation::logsumexp) row.store(problem.y + where.y_offset, columns, threads);
 }
 
-template <int vectors, class Problem>
-__global__ void __launch_bounds__(512, 2) block_per_row_kernel(const __grid_constant__ Problem problem) {
+template <int vectors, int most_threads, class Problem>
+__global__ void __launch_bounds__(most_threads, most_threads == 256 ? 3 : 2)
+    block_per_row_kernel(const __grid_constant__ Problem problem) {
   using Acc = typename Problem::Acc;
   using Registers = RowRegisters<typename Problem::In, typename Problem::Out, vectors>;
   extern __shared__ __align__(16) char block_per_row_staging[];
@@ -232,11 +233,10 @@ struct WarpPerRow {
   static void launch(const Kokkos::Cuda& exec, const Problem& problem) {
     const index_type blocks =
         std::max<index_type>(1, (problem.geometry.rows + 128 / group - 1) / (128 / group));
-    launch_labelled(exec, std::string("KokkosSoftmax::") + operation_name(problem.operation) + "::" + name,
-                    [&] {
-                      warp_per_row_kernel<vectors, group, Problem>
-                          <<<static_cast<unsigned>(blocks), 128, 0, exec.cuda_stream()>>>(problem);
-                    });
+    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+      warp_per_row_kernel<vectors, group, Problem>
+          <<<static_cast<unsigned>(blocks), 128, 0, exec.cuda_stream()>>>(problem);
+    });
   }
 };
 
@@ -260,11 +260,16 @@ struct BlockPerRow {
     using Registers = RowRegisters<typename Problem::In, typename Problem::Out, Plan::most_vectors>;
     const int threads = Plan::threads_of_block(problem.geometry.columns);
     const auto blocks = static_cast<unsigned>(std::max<index_type>(1, problem.geometry.rows));
-    launch_labelled(
-        exec, std::string("KokkosSoftmax::") + operation_name(problem.operation) + "::" + name, [&] {
-          block_per_row_kernel<Plan::most_vectors, Problem>
-              <<<blocks, threads, threads * Registers::staging_bytes_a_lane, exec.cuda_stream()>>>(problem);
-        });
+    const std::size_t staging = static_cast<std::size_t>(threads) * Registers::staging_bytes_a_lane;
+    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+      if (threads <= 256) {
+        block_per_row_kernel<Plan::most_vectors, 256, Problem>
+            <<<blocks, threads, staging, exec.cuda_stream()>>>(problem);
+      } else {
+        block_per_row_kernel<Plan::most_vectors, 512, Problem>
+            <<<blocks, threads, staging, exec.cuda_stream()>>>(problem);
+      }
+    });
   }
 
   template <class Exec, class Problem>
