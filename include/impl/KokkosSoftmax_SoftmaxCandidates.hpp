@@ -9,6 +9,7 @@
 #define KOKKOSSOFTMAX_SOFTMAXCANDIDATES_HPP
 
 #include <impl/KokkosSoftmax_Dispatch.hpp>
+#include <impl/host/KokkosSoftmax_SimdRows.hpp>
 #include <impl/portable/KokkosSoftmax_StridedRows.hpp>
 #include <impl/portable/KokkosSoftmax_TeamRows.hpp>
 #if defined(KOKKOS_ENABLE_CUDA)
@@ -19,7 +20,7 @@ namespace KokkosSoftmax::impl {
 
 /// Tuned first; the portable kernel that takes everything last. strided_rows and split_team_rows accept by
 /// layout and length alone (see their files), because they do not give the bits of team_rows.
-using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;
+using SoftmaxCandidates = CandidateList<SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 
 /// Runs a call in canonical form. Compiled into the library for the pairs of scalars in
 /// KokkosSoftmax_Scalars.hpp and no transform.
