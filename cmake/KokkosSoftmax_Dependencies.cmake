@@ -92,7 +92,8 @@ function(_kokkossoftmax_kokkos_gpu_arch architecture out_var)
   endforeach()
 endfunction()
 
-# A vendor that find_package(BLAS) knows and finds. A reference BLAS does not count: it is many times slower.
+# A vendor that find_package(BLAS) knows and finds, or the one that BLA_VENDOR names. The reference BLAS does not count,
+# for it is many times slower, and neither does a vendor whose library is called libblas like the reference's.
 function(_kokkossoftmax_find_fast_blas out_var)
   set(${out_var}
       ""
@@ -100,7 +101,7 @@ function(_kokkossoftmax_find_fast_blas out_var)
   )
   set(vendors ${BLA_VENDOR})
   if(NOT vendors)
-    set(vendors Intel10_64lp OpenBLAS FLAME Arm_mp Apple IBMESSL_SMP NVHPC libblastrampoline)
+    set(vendors Intel10_64lp OpenBLAS FLAME Arm_mp Apple IBMESSL_SMP)
   endif()
   foreach(vendor IN LISTS vendors)
     set(BLA_VENDOR ${vendor})
@@ -280,8 +281,6 @@ if(_wants_linear)
     set(KokkosKernels_ADD_DEFAULT_ETI OFF CACHE BOOL "")
     set(KokkosKernels_INST_FLOAT ON CACHE BOOL "")
     set(KokkosKernels_INST_DOUBLE ON CACHE BOOL "")
-    set(KokkosKernels_INST_LAYOUTLEFT ON CACHE BOOL "")
-    set(KokkosKernels_INST_LAYOUTRIGHT ON CACHE BOOL "")
     set(KokkosKernels_ENABLE_ALL_COMPONENTS OFF CACHE BOOL "")
     set(KokkosKernels_ENABLE_COMPONENT_BLAS ON CACHE BOOL "")
     set(KokkosKernels_ENABLE_TPL_BLAS ON CACHE BOOL "")

@@ -30,9 +30,13 @@ function(kokkossoftmax_target target)
     list(APPEND warnings -Werror)
   endif()
   list(JOIN warnings "," xcompiler)
+  set(nvcc_warnings "-Xcompiler=${xcompiler}")
+  if(KokkosSoftmax_WARNINGS_AS_ERRORS)
+    list(APPEND nvcc_warnings -Werror=all-warnings)
+  endif()
   target_compile_options(
     ${target} PRIVATE "$<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang,AppleClang,IntelLLVM>:${warnings}>"
-                      "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Xcompiler=${xcompiler}>"
+                      "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:${nvcc_warnings}>"
   )
   if(KokkosSoftmax_LANGUAGE STREQUAL "CUDA")
     kokkossoftmax_cuda_standard(${target} PRIVATE)

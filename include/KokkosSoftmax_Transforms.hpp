@@ -391,6 +391,15 @@ struct Bias : TransformBase {
   }
 };
 
+template <class T>
+struct CountNotPositive {
+  BoundTemperature<T> bound;
+  KOKKOS_FUNCTION void operator()(index_type row, index_type& count) const {
+    const double value = load_as<double>(bound.data[bound.row_offset(row)]);
+    if (!(value > 0)) ++count;
+  }
+};
+
 template <class View>
 struct Temperature : TransformBase {
   View view;
@@ -427,19 +436,12 @@ struct Temperature : TransformBase {
   }
 
  private:
-  struct CountNotPositive {
-    BoundTemperature<typename View::non_const_value_type> bound;
-    KOKKOS_FUNCTION void operator()(index_type row, index_type& count) const {
-      const double value = load_as<double>(bound.data[bound.row_offset(row)]);
-      if (!(value > 0)) ++count;
-    }
-  };
   template <class Exec, class Bound>
   static void check_positive(const BindContext<Exec>& c, const Bound& bound, index_type rows) {
     index_type bad = 0;
     Kokkos::parallel_reduce("KokkosSoftmax::check_temperature",
                             Kokkos::RangePolicy<Exec, Kokkos::IndexType<index_type>>(c.exec, 0, rows),
-                            CountNotPositive{bound}, bad);
+                            CountNotPositive<typename View::non_const_value_type>{bound}, bad);
     if (bad > 0) {
       c.call.fail("temperature is not positive in " + std::to_string(bad) + " of " + std::to_string(rows) +
                   " rows");

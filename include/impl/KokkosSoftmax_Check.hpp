@@ -51,7 +51,8 @@ Block block_of(const View& view) {
   block.data = reinterpret_cast<const char*>(view.data());
   block.scalar_bytes = sizeof(typename View::value_type);
   block.rank = static_cast<int>(view.rank());
-  for (int d = 0; d < block.rank && d < max_rank; ++d) {  // the second bound is for the compiler: no view has more
+  for (int d = 0; d < block.rank && d < max_rank;
+       ++d) {  // the second bound is for the compiler: no view has more
     block.extent[d] = static_cast<index_type>(view.extent(d));
     block.stride[d] = static_cast<index_type>(view.stride(d));
   }

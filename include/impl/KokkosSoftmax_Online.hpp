@@ -56,11 +56,12 @@ struct CompensatedMaxSum {
   }
 
   KOKKOS_FORCEINLINE_FUNCTION void join(const CompensatedMaxSum& other) {
-    const Acc new_max = max > other.max ? max : other.max;
-    const Acc factor = exp_of_difference(other.max - new_max);
-    raise_max(new_max);
-    add(other.sum * factor);
-    low += other.low * factor;
+    const bool raises = other.max > max;
+    const CompensatedMaxSum smaller = raises ? *this : other;
+    if (raises) *this = other;
+    const Acc factor = exp_of_difference(smaller.max - max);
+    add(smaller.sum * factor);
+    low += smaller.low * factor;
   }
 
   KOKKOS_FORCEINLINE_FUNCTION MaxSum<Acc> rounded() const {
@@ -116,11 +117,10 @@ struct RowResult {
   KOKKOS_FORCEINLINE_FUNCTION RowResult(Operation operation_, const MaxSum<Acc>& total)
       : max(total.max), factor(0), log_sum(0), operation(operation_) {
     const bool infinite = total.sum == infinity_v<Acc>;
-    const Acc nan = std::numeric_limits<Acc>::quiet_NaN();
     if (operation == Operation::softmax) {
-      factor = total.sum == Acc(0) ? Acc(0) : infinite ? nan : Acc(1) / total.sum;
+      factor = total.sum == Acc(0) ? Acc(0) : infinite ? nan_v<Acc> : Acc(1) / total.sum;
     } else if (operation == Operation::log_softmax) {
-      log_sum = total.sum == Acc(0) ? Acc(0) : infinite ? nan : Kokkos::log(total.sum);
+      log_sum = total.sum == Acc(0) ? Acc(0) : infinite ? nan_v<Acc> : Kokkos::log(total.sum);
     } else {
       log_sum = total.sum == Acc(0) ? -infinity_v<Acc> : Kokkos::log(total.sum);
     }

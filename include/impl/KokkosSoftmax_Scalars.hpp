@@ -207,6 +207,8 @@ KOKKOS_FORCEINLINE_FUNCTION T store_as(Acc value) {
 template <class Acc>
 inline constexpr Acc infinity_v = std::numeric_limits<Acc>::infinity();
 template <class Acc>
+inline constexpr Acc nan_v = std::numeric_limits<Acc>::quiet_NaN();
+template <class Acc>
 inline constexpr Acc largest_v = std::numeric_limits<Acc>::max();
 
 }  // namespace impl

@@ -26,7 +26,7 @@ struct StridedRowsPlan {
   /// Threads of a team that share a row's columns.
   static int threads(index_type columns) {
     int n = 1;
-    while (!on_host && n < 16 && n * depth * 2 <= columns) n *= 2;
+    while (!on_host && n < 8 && n * depth * 2 <= columns) n *= 2;
     return n;
   }
   static index_type chunks(index_type columns) {
@@ -226,7 +226,7 @@ struct StridedTile<Exec, Problem, phase> {
 
     KOKKOS_FUNCTION void reduce(index_type first_column, index_type end, Acc* max, Acc* sum, Acc* low) const {
       alignas(64) Acc v[depth][tile];
-      alignas(64) Acc new_max[tile], part[tile];
+      alignas(64) Acc new_max[tile];
       const int columns = static_cast<int>(Kokkos::min<index_type>(depth, end - first_column));
       for (int l = 0; l < tile; ++l) new_max[l] = max[l];
       for (int i = 0; i < columns; ++i) {
@@ -239,16 +239,14 @@ struct StridedTile<Exec, Problem, phase> {
         sum[l] *= rescale;
         low[l] *= rescale;
         max[l] = new_max[l];
-        part[l] = 0;
       }
       for (int i = 0; i < columns; ++i) {
-        for (int l = 0; l < tile; ++l) part[l] += exp_by_polynomial(v[i][l] - new_max[l]);
-      }
-      for (int l = 0; l < tile; ++l) {
-        const Acc total = sum[l] + part[l];
-        const Acc back = total - sum[l];
-        low[l] += (sum[l] - (total - back)) + (part[l] - back);
-        sum[l] = total;
+        for (int l = 0; l < tile; ++l) {
+          State state{max[l], sum[l], low[l]};
+          state.add(exp_by_polynomial(v[i][l] - new_max[l]));
+          sum[l] = state.sum;
+          low[l] = state.low;
+        }
       }
     }
 

@@ -25,24 +25,47 @@ struct TeamRowsPlan {
   static constexpr index_type longest_of_one_team = 65536;
   static constexpr index_type chunk_columns = on_host ? 32768 : 16384;
   /// Longer rows have a team of their own on a device.
-  static constexpr index_type longest_of_lane_group = 1024;
-  static constexpr int max_threads = 512;
+  static constexpr index_type longest_of_lane_group = 2048;
 
-  static int lane_group(index_type columns) {
-    int lanes = 1;
-    while (lanes < 32 && lanes * 4 < columns) lanes *= 2;
-    return on_host ? 1 : lanes;
+  /// Columns of a block: on a device as many as hide the cost of a block and still fit the registers; fewer
+  /// for rows that do not fill such blocks.
+  static constexpr int block = on_host ? 512 : 16;
+  static constexpr int short_block = on_host ? 512 : 8;
+  static constexpr index_type longest_of_short_blocks = 512;
+
+  /// Lanes (a power of two, its exponent) that share a row of a team with many.
+  static int lane_group_bits(index_type columns) {
+    int bits = 0;
+    while (!on_host && bits < 5 && (8 << bits) < columns) ++bits;
+    return bits;
   }
+  /// Threads of a team with a row of its own: 64 columns a lane, so that joining the lanes costs little
+  /// beside them, and the rows under way in the whole device fit its cache, from which each is read the
+  /// second time.
   static int threads(index_type columns) {
-    if (on_host) return 1;
-    return columns <= longest_of_lane_group ? 256 : columns <= 4096 ? 256 : max_threads;
+    int n = on_host ? 1 : 64;
+    while (!on_host && n < 1024 && n * 64 < columns) n *= 2;
+    return n;
   }
+  static constexpr int threads_of_chunk = on_host ? 1 : 256;
+  static constexpr int threads_of_lane_groups = on_host ? 1 : 256;
   /// Rows that a team takes when rows share a team; here the number of rows may matter, since it moves no
   /// bits.
   static index_type rows_of_team(index_type columns) {
-    return on_host ? std::max<index_type>(1, 16384 / columns) : threads(columns) / lane_group(columns);
+    return on_host ? std::max<index_type>(1, 16384 / columns)
+                   : threads_of_lane_groups >> lane_group_bits(columns);
   }
 };
+
+/// Four teams of 256 threads (or as many threads in other teams) on a multiprocessor hide the latency of
+/// memory; the bound keeps the compiler to the registers that allow them.
+using TeamBounds = Kokkos::LaunchBounds<1024, 1>;
+
+inline int bits_of_power_of_two(int n) {
+  int bits = 0;
+  while ((1 << bits) < n) ++bits;
+  return bits;
+}
 
 template <class Functor, class Exec>
 void launch_teams(const Exec& exec, const std::string& label, index_type league, int threads, int lanes,
@@ -51,7 +74,7 @@ void launch_teams(const Exec& exec, const std::string& label, index_type league,
   // with a wait that a graph capture refuses, but for the hint.
   static_assert(sizeof(Functor) < 3800,
                 "KokkosSoftmax: the transform is too large for the arguments of a kernel");
-  using Policy = Kokkos::TeamPolicy<Exec, Kokkos::LaunchBounds<TeamRowsPlan<Exec>::max_threads, 1>>;
+  using Policy = Kokkos::TeamPolicy<Exec, TeamBounds>;
   // At least one team, so that a call over no rows loads the kernel: that is how reserve() warms it.
   Policy policy(exec, static_cast<int>(std::max<index_type>(league, 1)), threads, lanes);
   if (team_scratch) policy.set_scratch_size(0, Kokkos::PerTeam(static_cast<int>(team_scratch)));
@@ -61,11 +84,11 @@ void launch_teams(const Exec& exec, const std::string& label, index_type league,
 }
 
 /// Reduces and writes columns of one row with the lanes of a nested range.
-template <class Exec, class Problem>
+template <class Exec, class Problem, int block = TeamRowsPlan<Exec>::block>
 struct RowWork {
   using Acc = typename Problem::Acc;
   using Out = typename Problem::Out;
-  using RowBlocks = Blocks<Exec, Acc>;
+  using RowBlocks = Blocks<Exec, block>;
   using State = CompensatedMaxSum<Acc>;
   static constexpr bool on_host = RowBlocks::on_host;
 
@@ -78,8 +101,8 @@ struct RowWork {
   Operation operation;
 
   KOKKOS_FORCEINLINE_FUNCTION RowWork(const Problem& p, index_type position, index_type begin, index_type end,
-                                      index_type lanes)
-      : row(p, position), blocks{begin, end, lanes}, operation(p.operation) {}
+                                      int lane_bits)
+      : row(p, position), blocks{begin, end, lane_bits}, operation(p.operation) {}
 
   /// The (max, sum) of the columns; the same on every lane.
   template <class MakeRange>
@@ -89,30 +112,30 @@ struct RowWork {
       Acc max;
       Kokkos::parallel_reduce(
           range(blocks.count()),
-          [&](index_type block, Acc& m) {
+          [&](index_type b, Acc& m) {
             HostBlock<Acc, RowBlocks::size> v;
-            v.load(row, blocks.first(block), blocks.end);
+            v.load(row, blocks.first(b), blocks.end);
             m = larger(v.max(), m);
           },
           Kokkos::Max<Acc>(max));
       max = finite_max(max);
       Kokkos::parallel_reduce(
           range(blocks.count()),
-          [&](index_type block, State& state) {
+          [&](index_type b, State& state) {
             HostBlock<Acc, RowBlocks::size> v;
-            v.load(row, blocks.first(block), blocks.end);
+            v.load(row, blocks.first(b), blocks.end);
             state.max = max;
-            state.add(v.exponentiate(max));
+            v.exponentiate(state);
             if constexpr (output_can_hold_exponentials) {
-              if (leave_exponentials) v.store(row.y + blocks.first(block) * row.y_stride, row.y_stride);
+              if (leave_exponentials) v.store(row.y + blocks.first(b) * row.y_stride, row.y_stride);
             }
           },
           OnlineReducer<Acc>(total));
     } else {
       Kokkos::parallel_reduce(
           range(blocks.count()),
-          [&](index_type block, State& state) {
-            reduce_lane_block<RowBlocks::size>(row, blocks.first(block), blocks.lanes, blocks.end, state);
+          [&](index_type b, State& state) {
+            reduce_lane_block<RowBlocks::size>(row, blocks.first(b), blocks.lanes(), blocks.end, state);
           },
           OnlineReducer<Acc>(total));
     }
@@ -127,8 +150,8 @@ struct RowWork {
       Kokkos::parallel_for(range(1), [&](index_type) { *row.y = store_as<Out>(result.logsumexp()); });
       return;
     }
-    Kokkos::parallel_for(range(blocks.count()), [&](index_type block) {
-      const index_type first = blocks.first(block);
+    Kokkos::parallel_for(range(blocks.count()), [&](index_type b) {
+      const index_type first = blocks.first(b);
       if constexpr (on_host) {
         if (exponentials_left) {
           scale_output(first, result.factor);
@@ -144,7 +167,7 @@ struct RowWork {
         }
         v.store(row.y + first * row.y_stride, row.y_stride);
       } else {
-        write_lane_block<RowBlocks::size>(row, first, blocks.lanes, blocks.end, result);
+        write_lane_block<RowBlocks::size>(row, first, blocks.lanes(), blocks.end, result);
       }
     });
   }
@@ -171,10 +194,10 @@ struct RowWork {
 };
 
 /// Several rows a team: a row to each lane group.
-template <class Exec, class Problem>
+template <class Exec, class Problem, int block>
 struct RowPerLaneGroup {
   Problem problem;
-  int lanes;
+  int lane_bits;
   int rows_of_team;
 
   template <class Member>
@@ -182,7 +205,7 @@ struct RowPerLaneGroup {
     Kokkos::parallel_for(Kokkos::TeamThreadRange(member, rows_of_team), [&](int i) {
       const index_type position = static_cast<index_type>(member.league_rank()) * rows_of_team + i;
       if (position >= problem.geometry.rows) return;
-      const RowWork<Exec, Problem> work(problem, position, 0, problem.geometry.columns, lanes);
+      const RowWork<Exec, Problem, block> work(problem, position, 0, problem.geometry.columns, lane_bits);
       work.whole([&](index_type count) { return Kokkos::ThreadVectorRange(member, count); });
     });
   }
@@ -192,15 +215,21 @@ struct RowPerLaneGroup {
 template <class Exec, class Problem>
 struct RowPerTeam {
   Problem problem;
+  int lane_bits;
 
   template <class Member>
   KOKKOS_FUNCTION void operator()(const Member& member) const {
     if (member.league_rank() >= problem.geometry.rows) return;
-    const RowWork<Exec, Problem> work(problem, member.league_rank(), 0, problem.geometry.columns,
-                                      32 * member.team_size());
+    const RowWork<Exec, Problem> work(problem, member.league_rank(), 0, problem.geometry.columns, lane_bits);
     work.whole([&](index_type count) { return Kokkos::TeamVectorRange(member, count); });
   }
 };
+
+template <class Plan>
+KOKKOS_FORCEINLINE_FUNCTION constexpr int chunk_lane_bits() {
+  static_assert(Plan::threads_of_chunk == 256 || Plan::on_host);
+  return Plan::on_host ? 0 : 8;
+}
 
 /// A chunk of a row a team, first launch: its (max, sum).
 template <class Exec, class Problem>
@@ -208,20 +237,22 @@ struct ReduceChunks {
   using State = CompensatedMaxSum<typename Problem::Acc>;
   Problem problem;
   State* partials;
-  index_type first_row, rows, chunks;
+  index_type first_row;
+  int rows, chunks;
 
   template <class Member>
   KOKKOS_FUNCTION void operator()(const Member& member) const {
     using Plan = TeamRowsPlan<Exec>;
-    const index_type row = member.league_rank() / chunks;
-    const index_type chunk = member.league_rank() % chunks;
+    const int row = member.league_rank() / chunks;
+    const int chunk = member.league_rank() % chunks;
     if (row >= rows) return;
     const index_type begin = chunk * Plan::chunk_columns;
     const index_type end = Kokkos::min(begin + Plan::chunk_columns, problem.geometry.columns);
-    const RowWork<Exec, Problem> work(problem, first_row + row, begin, end, 32 * member.team_size());
+    const RowWork<Exec, Problem> work(problem, first_row + row, begin, end, chunk_lane_bits<Plan>());
     const State total =
         work.reduce([&](index_type count) { return Kokkos::TeamVectorRange(member, count); }, false);
-    Kokkos::single(Kokkos::PerTeam(member), [&]() { partials[row * chunks + chunk] = total; });
+    Kokkos::single(Kokkos::PerTeam(member),
+                   [&]() { partials[static_cast<index_type>(row) * chunks + chunk] = total; });
   }
 };
 
@@ -232,25 +263,25 @@ struct WriteChunks {
   using State = CompensatedMaxSum<typename Problem::Acc>;
   Problem problem;
   const State* partials;
-  index_type first_row, rows, chunks;
+  index_type first_row;
+  int rows, chunks;
 
   template <class Member>
   KOKKOS_FUNCTION void operator()(const Member& member) const {
     using Plan = TeamRowsPlan<Exec>;
     const bool one_value = problem.operation == Operation::logsumexp;
-    const index_type tasks = rows * (one_value ? 1 : chunks);
-    const index_type task = tasks - 1 - member.league_rank();
+    const int task = rows * (one_value ? 1 : chunks) - 1 - member.league_rank();
     if (task < 0) return;
-    const index_type row = one_value ? task : task / chunks;
-    const index_type chunk = one_value ? 0 : task % chunks;
-    const State* of_row = partials + row * chunks;
+    const int row = one_value ? task : task / chunks;
+    const int chunk = one_value ? 0 : task % chunks;
+    const State* of_row = partials + static_cast<index_type>(row) * chunks;
     State total;
     Kokkos::parallel_reduce(
         Kokkos::TeamVectorRange(member, chunks), [&](index_type c, State& state) { state.join(of_row[c]); },
         OnlineReducer<typename Problem::Acc>(total));
     const index_type begin = chunk * Plan::chunk_columns;
     const index_type end = Kokkos::min(begin + Plan::chunk_columns, problem.geometry.columns);
-    const RowWork<Exec, Problem> work(problem, first_row + row, begin, end, 32 * member.team_size());
+    const RowWork<Exec, Problem> work(problem, first_row + row, begin, end, chunk_lane_bits<Plan>());
     work.write([&](index_type count) { return Kokkos::TeamVectorRange(member, count); }, total, false);
   }
 };
@@ -277,13 +308,21 @@ struct TeamRows {
     const RowGeometry& g = problem.geometry;
     const std::string label = kernel_label(problem.operation, name);
     if (Plan::on_host || g.columns <= Plan::longest_of_lane_group) {
-      const int lanes = Plan::lane_group(g.columns);
+      const int bits = Plan::lane_group_bits(g.columns);
       const int rows = static_cast<int>(Plan::rows_of_team(g.columns));
-      launch_teams(exec, label, ceil_div(g.rows, rows), Plan::threads(g.columns) / lanes, lanes, 0,
-                   RowPerLaneGroup<Exec, Problem>{problem, lanes, rows});
+      const auto launch = [&](const auto& functor) {
+        launch_teams(exec, label, ceil_div(g.rows, rows), Plan::threads_of_lane_groups >> bits, 1 << bits, 0,
+                     functor);
+      };
+      if (Plan::block == Plan::short_block || g.columns > Plan::longest_of_short_blocks) {
+        launch(RowPerLaneGroup<Exec, Problem, Plan::block>{problem, bits, rows});
+      } else {
+        launch(RowPerLaneGroup<Exec, Problem, Plan::short_block>{problem, bits, rows});
+      }
     } else if constexpr (!Plan::on_host) {
-      launch_teams(exec, label, g.rows, Plan::threads(g.columns) / 32, 32, 0,
-                   RowPerTeam<Exec, Problem>{problem});
+      const int threads = Plan::threads(g.columns);
+      launch_teams(exec, label, g.rows, threads / 32, 32, 0,
+                   RowPerTeam<Exec, Problem>{problem, bits_of_power_of_two(threads)});
     }
   }
 
@@ -311,16 +350,16 @@ struct SplitTeamRows {
     using Plan = TeamRowsPlan<Exec>;
     using State = CompensatedMaxSum<typename Problem::Acc>;
     const RowGeometry& g = problem.geometry;
-    const index_type chunks = ceil_div(g.columns, Plan::chunk_columns);
+    const int chunks = static_cast<int>(ceil_div(g.columns, Plan::chunk_columns));
     const index_type group = rows_of_group<Exec, Problem>(g);
     auto* partials = static_cast<State*>(ScratchPool<typename Exec::memory_space>::get(
         exec, static_cast<std::size_t>(group * chunks) * sizeof(State)));
     const std::string label = kernel_label(problem.operation, name);
-    const int lanes = Plan::on_host ? 1 : 32, threads = Plan::threads(g.columns) / lanes;
+    const int lanes = Plan::on_host ? 1 : 32, threads = Plan::threads_of_chunk / lanes;
     index_type first = 0;
     do {
-      const index_type rows = std::min(group, g.rows - first);
-      launch_teams(exec, label + "::reduce", rows * chunks, threads, lanes, 0,
+      const int rows = static_cast<int>(std::min(group, g.rows - first));
+      launch_teams(exec, label + "::reduce", static_cast<index_type>(rows) * chunks, threads, lanes, 0,
                    ReduceChunks<Exec, Problem>{problem, partials, first, rows, chunks});
       launch_teams(exec, label + "::write", rows * (problem.operation == Operation::logsumexp ? 1 : chunks),
                    threads, lanes, 0, WriteChunks<Exec, Problem>{problem, partials, first, rows, chunks});

@@ -1,0 +1,13 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+#include <KokkosSoftmax.hpp>
+
+void call(const Kokkos::DefaultExecutionSpace& exec) {
+#ifdef KOKKOSSOFTMAX_EXPECT_ERROR
+  Kokkos::View<float> x;
+#else
+  Kokkos::View<float*> x;
+#endif
+  KokkosSoftmax::softmax(exec, x, x);
+}

@@ -1,0 +1,212 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The same row gives the same bits: alone, in a batch of any size, at any place and alignment, on any
+// instance, twice.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "../support/cases.hpp"
+
+namespace {
+
+using namespace tests;
+
+// Two rows of three are the probe; the others are all different.
+KOKKOS_INLINE_FUNCTION bool is_probe(std::int64_t row) {
+  return row % 3 != 1;
+}
+
+template <class T>
+struct Fill {
+  T* data;
+  std::int64_t columns, row_stride, column_stride;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const std::int64_t row = i / columns, column = i % columns;
+    std::uint64_t z = static_cast<std::uint64_t>(column) * 0x9E3779B97F4A7C15u +
+                      (is_probe(row) ? 99u : static_cast<std::uint64_t>(row) * 0xD1B54A32D192ED03u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z ^= z >> 29;
+    data[row * row_stride + column * column_stride] = T(static_cast<float>(z >> 40) * 0x1p-20f - 8.0f);
+  }
+};
+
+template <class T>
+struct CountDifferences {
+  const T* data;
+  const T* expected;
+  std::int64_t columns, row_stride, column_stride;
+  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& differences) const {
+    const std::int64_t row = i / columns, column = i % columns;
+    if (!is_probe(row)) return;
+    const auto* a = reinterpret_cast<const unsigned char*>(data + row * row_stride + column * column_stride);
+    const auto* b = reinterpret_cast<const unsigned char*>(expected + column);
+    for (unsigned byte = 0; byte < sizeof(T); ++byte) differences += a[byte] != b[byte];
+  }
+};
+
+template <class T>
+struct Copy {
+  const T* from;
+  T* to;
+  std::int64_t stride;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const { to[i] = from[i * stride]; }
+};
+
+struct Arrangement {
+  std::int64_t rows;
+  bool columns_first = false;  // the axis is the slow dimension
+  std::int64_t offset = 0;     // elements: what the alignment of the first row depends on
+  std::int64_t padding = 0;
+};
+
+template <class T, class Exec>
+class SameBits {
+  using Memory = Kokkos::View<T*, typename Exec::memory_space>;
+  using Range = Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>;
+
+ public:
+  SameBits(Operation operation, std::int64_t columns) : operation_(operation), columns_(columns) {}
+
+  // Runs the operation on so many rows; the first arrangement of each order in memory sets what the others
+  // must give.
+  void check(const Exec& exec, const Arrangement& a, const std::string& implementation = "") {
+    const std::int64_t row_stride = a.columns_first ? 1 : columns_ + a.padding;
+    const std::int64_t column_stride = a.columns_first ? a.rows + a.padding : 1;
+    const std::int64_t span = a.offset + (a.rows - 1) * row_stride + (columns_ - 1) * column_stride + 1;
+    const bool reduces = operation_ == Operation::logsumexp;
+    const Memory x(Kokkos::view_alloc(Kokkos::WithoutInitializing, "x"), span);
+    const Memory y(Kokkos::view_alloc(Kokkos::WithoutInitializing, "y"), reduces ? a.rows + a.offset : span);
+    const auto strided = [&](const Memory& memory) {
+      return StridedView<T, 2, Exec>(memory.data() + a.offset,
+                                     kokkos_layout(Layout{{a.rows, columns_}, {row_stride, column_stride}}));
+    };
+    const StridedView<T, 1, Exec> lse(y.data() + a.offset, kokkos_layout(Layout{{a.rows}, {1}}));
+    const Exec fill_exec;
+    Kokkos::parallel_for("fill", Range(fill_exec, 0, a.rows * columns_),
+                         Fill<T>{x.data() + a.offset, columns_, row_stride, column_stride});
+    fill_exec.fence();
+    {
+      std::optional<ks::ScopedImplementation> forced;
+      if (!implementation.empty()) forced.emplace(implementation);
+      try {
+        call(operation_, exec, strided(x), strided(y), lse, -1);
+      } catch (const std::invalid_argument&) {
+        ASSERT_FALSE(implementation.empty());
+        return;  // refuses this arrangement
+      }
+      exec.fence();
+    }
+    Memory& expected = expected_[a.columns_first];
+    const std::int64_t count = reduces ? 1 : columns_;
+    if (expected.extent(0) == 0) {
+      expected = Memory("expected", count);
+      Kokkos::parallel_for("keep", Range(fill_exec, 0, count),
+                           Copy<T>{y.data() + a.offset, expected.data(), reduces ? 1 : column_stride});
+      fill_exec.fence();
+    }
+    std::int64_t differences = 0;
+    Kokkos::parallel_reduce("compare", Range(fill_exec, 0, a.rows * count),
+                            CountDifferences<T>{y.data() + a.offset, expected.data(), count,
+                                                reduces ? 1 : row_stride, reduces ? 1 : column_stride},
+                            differences);
+    EXPECT_EQ(differences, 0) << reference::name(operation_) << ' ' << ks::scalar_name<T>() << ", rows of "
+                              << columns_ << ", " << a.rows << " of them"
+                              << (a.columns_first ? ", axis slow" : "") << ", offset " << a.offset
+                              << ", padding " << a.padding << ", ran " << ks::last_implementation();
+  }
+
+ private:
+  Operation operation_;
+  std::int64_t columns_;
+  Memory expected_[2];
+};
+
+// A batch of 4096, or as many as a host has patience for.
+template <class Exec>
+std::int64_t large_batch(std::int64_t columns) {
+  const bool host = Kokkos::SpaceAccessibility<Exec, Kokkos::HostSpace>::accessible;
+  return host ? std::min<std::int64_t>(4096, 6000000 / columns + 9) : 4096;
+}
+
+template <class T, class Exec>
+void check_batches(std::initializer_list<std::int64_t> lengths) {
+  const Exec exec;
+  for (auto operation : operations) {
+    for (auto columns : lengths) {
+      SameBits<T, Exec> same(operation, columns);
+      const auto large = large_batch<Exec>(columns);
+      for (bool slow : {false, true}) {
+        same.check(exec, {1, slow});  // alone: the one that counts
+        same.check(exec, {1, slow});
+        for (std::int64_t rows : {std::int64_t(7), large}) {
+          same.check(exec, {rows, slow});
+          same.check(exec, {rows, slow});
+        }
+        for (std::int64_t offset : {1, 2, 3, 5, 8}) same.check(exec, {7, slow, offset, offset % 3});
+        same.check(exec, {2, slow, 1});
+        same.check(exec, {33, slow, 0, 1});
+      }
+    }
+  }
+}
+
+template <class Space>
+class Determinism : public OnEveryBackend<Space> {};
+TYPED_TEST_SUITE(Determinism, Backends, BackendName);
+
+TYPED_TEST(Determinism, FloatShortRows) {
+  check_batches<float, TypeParam>({1, 2, 5, 31, 33, 129, 389, 1000});
+}
+TYPED_TEST(Determinism, FloatLongRows) {
+  check_batches<float, TypeParam>({1025, 4097, 8191, 12289, 50257, 128255});
+}
+TYPED_TEST(Determinism, Double) {
+  check_batches<double, TypeParam>({3, 33, 389, 4097, 50257});
+}
+TYPED_TEST(Determinism, Half) {
+  check_batches<half_t, TypeParam>({3, 33, 389, 4097, 50257});
+}
+TYPED_TEST(Determinism, Bfloat16) {
+  check_batches<bhalf_t, TypeParam>({33, 4097});
+}
+
+// The implementations between which the number of rows decides agree to the bit, wherever both take a call:
+// each that is ever chosen by itself for these shapes, and those of the same arrangement that differ by the
+// number of rows alone.
+TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgrees) {
+  const TypeParam exec;
+  for (auto operation : operations) {
+    for (std::int64_t columns : {1000, 50257, 128255}) {
+      std::vector<std::string> chosen;
+      SameBits<float, TypeParam> same(operation, columns);
+      for (std::int64_t rows :
+           {std::int64_t(1), std::int64_t(2), std::int64_t(16), large_batch<TypeParam>(columns)}) {
+        same.check(exec, {rows});
+        const std::string name = ks::last_implementation();
+        if (std::find(chosen.begin(), chosen.end(), name) == chosen.end()) chosen.push_back(name);
+      }
+      for (const auto& name : chosen) {
+        for (std::int64_t rows : {1, 3, 40}) same.check(exec, {rows}, name);
+      }
+    }
+  }
+}
+
+TYPED_TEST(Determinism, OnAnotherInstance) {
+  const TypeParam exec;
+  if (exec.concurrency() < 2) GTEST_SKIP() << "too few threads to divide";
+  const auto parts = Kokkos::Experimental::partition_space(exec, 1, 1);
+  for (auto operation : operations) {
+    for (std::int64_t columns : {389, 128255}) {
+      SameBits<float, TypeParam> same(operation, columns);
+      for (std::int64_t rows : {1, 7}) {
+        same.check(exec, {rows});
+        for (const auto& part : parts) same.check(part, {rows});
+      }
+    }
+  }
+}
+
+}  // namespace
