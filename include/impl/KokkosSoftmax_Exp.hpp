@@ -64,7 +64,8 @@ KOKKOS_FORCEINLINE_FUNCTION Acc exp_of_difference(Acc x) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The same on a host's vectors. Ops is SimdOps (impl/host/KokkosSoftmax_Simd.hpp): this file knows no vectors.
+// The same on a host's vectors. Ops is SimdOps (impl/host/KokkosSoftmax_Simd.hpp): this file knows no
+// vectors.
 
 template <class Acc>
 struct VectorExp;
@@ -139,7 +140,8 @@ template <class Ops>
   const Vector n = shifted - Vector(Constants::shift);
   const Vector r = Ops::fma(n, Vector(-Constants::low), Ops::fma(n, Vector(-Constants::high), x));
   const Vector power = Ops::power_of_two(shifted - half);
-  const Vector result = Ops::fma(Constants::template polynomial<Ops>(r) * r, power, power) * (Vector(Acc(1)) + half);
+  const Vector result =
+      Ops::fma(Constants::template polynomial<Ops>(r) * r, power, power) * (Vector(Acc(1)) + half);
   return Ops::select(x < Vector(Constants::smallest), Vector(Acc(0)),
                      Ops::select(x > Vector(Constants::largest), Vector(infinity_v<Acc>), result));
 }

@@ -159,17 +159,21 @@ struct SimdOps {
     return fold(v, Add{});
   }
   /// Of lanes none of which is NaN.
-  KOKKOSSOFTMAX_HOST_FUNCTION static Acc max(const Vector& v) { return fold(v, Larger{}); }
+  KOKKOSSOFTMAX_HOST_FUNCTION static Acc max(const Vector& v) {
+    return fold(v, Larger{});
+  }
 
   /// State{max, sum, low} of two vectors of sums and one of what rounding took from them; no rounding counts.
   template <class State>
-  KOKKOSSOFTMAX_HOST_FUNCTION static State compensated_sum(Acc max, const Vector& a, const Vector& b, const Vector& low) {
+  KOKKOSSOFTMAX_HOST_FUNCTION static State compensated_sum(Acc max, const Vector& a, const Vector& b,
+                                                           const Vector& low) {
     if constexpr (sizeof(Acc) == 4) {
       alignas(64) float lanes[2 * width];
       store(lanes, a);
       store(lanes + width, b);
       double wide[width];
-      for (int i = 0; i < width; ++i) wide[i] = static_cast<double>(lanes[i]) + static_cast<double>(lanes[width + i]);
+      for (int i = 0; i < width; ++i)
+        wide[i] = static_cast<double>(lanes[i]) + static_cast<double>(lanes[width + i]);
       for (int n = width / 2; n > 0; n /= 2) {
         for (int i = 0; i < n; ++i) wide[i] += wide[i + n];
       }
@@ -230,7 +234,8 @@ struct SimdOps {
         return Vector(_mm512_mask_loadu_pd(_mm512_set1_pd(rest), static_cast<__mmask8>(mask), p));
       } else if constexpr (is_16_bit_v<T> && sizeof(Acc) == 4) {
         const __m256i bits = _mm256_maskz_loadu_epi16(static_cast<__mmask16>(mask), p);
-        const __m512 wide = std::is_same_v<T, half_t> ? _mm512_maskz_cvtph_ps(0xffff, bits) : from_bfloat16(bits);
+        const __m512 wide =
+            std::is_same_v<T, half_t> ? _mm512_maskz_cvtph_ps(0xffff, bits) : from_bfloat16(bits);
         return Vector(_mm512_mask_blend_ps(static_cast<__mmask16>(mask), _mm512_set1_ps(rest), wide));
       }
     }
@@ -324,19 +329,35 @@ struct SimdOps {
   struct Add {
     KOKKOSSOFTMAX_HOST_FUNCTION Acc operator()(Acc a, Acc b) const { return a + b; }
 #if defined(__AVX2__)
-    KOKKOSSOFTMAX_HOST_FUNCTION __m256 operator()(__m256 a, __m256 b) const { return _mm256_add_ps(a, b); }
-    KOKKOSSOFTMAX_HOST_FUNCTION __m128 operator()(__m128 a, __m128 b) const { return _mm_add_ps(a, b); }
-    KOKKOSSOFTMAX_HOST_FUNCTION __m256d operator()(__m256d a, __m256d b) const { return _mm256_add_pd(a, b); }
-    KOKKOSSOFTMAX_HOST_FUNCTION __m128d operator()(__m128d a, __m128d b) const { return _mm_add_pd(a, b); }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m256 operator()(__m256 a, __m256 b) const {
+      return _mm256_add_ps(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m128 operator()(__m128 a, __m128 b) const {
+      return _mm_add_ps(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m256d operator()(__m256d a, __m256d b) const {
+      return _mm256_add_pd(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m128d operator()(__m128d a, __m128d b) const {
+      return _mm_add_pd(a, b);
+    }
 #endif
   };
   struct Larger {
     KOKKOSSOFTMAX_HOST_FUNCTION Acc operator()(Acc a, Acc b) const { return a > b ? a : b; }
 #if defined(__AVX2__)
-    KOKKOSSOFTMAX_HOST_FUNCTION __m256 operator()(__m256 a, __m256 b) const { return _mm256_max_ps(a, b); }
-    KOKKOSSOFTMAX_HOST_FUNCTION __m128 operator()(__m128 a, __m128 b) const { return _mm_max_ps(a, b); }
-    KOKKOSSOFTMAX_HOST_FUNCTION __m256d operator()(__m256d a, __m256d b) const { return _mm256_max_pd(a, b); }
-    KOKKOSSOFTMAX_HOST_FUNCTION __m128d operator()(__m128d a, __m128d b) const { return _mm_max_pd(a, b); }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m256 operator()(__m256 a, __m256 b) const {
+      return _mm256_max_ps(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m128 operator()(__m128 a, __m128 b) const {
+      return _mm_max_ps(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m256d operator()(__m256d a, __m256d b) const {
+      return _mm256_max_pd(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m128d operator()(__m128d a, __m128d b) const {
+      return _mm_max_pd(a, b);
+    }
 #endif
   };
 
@@ -373,7 +394,8 @@ struct SimdOps {
   }
   template <class Operation>
   KOKKOSSOFTMAX_HOST_FUNCTION static double fold_raw(__m512d v, const Operation& operation) {
-    const __m256d low = _mm512_maskz_extractf64x4_pd(0xf, v, 0), high = _mm512_maskz_extractf64x4_pd(0xf, v, 1);
+    const __m256d low = _mm512_maskz_extractf64x4_pd(0xf, v, 0),
+                  high = _mm512_maskz_extractf64x4_pd(0xf, v, 1);
     return fold_raw(operation(low, high), operation);
   }
 #endif
@@ -388,7 +410,8 @@ struct SimdOps {
 
 #if defined(__AVX512F__)
   KOKKOSSOFTMAX_HOST_FUNCTION static __m512 from_bfloat16(__m256i bits) {
-    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, bits), 16));
+    return _mm512_castsi512_ps(
+        _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, bits), 16));
   }
 
   template <class T>

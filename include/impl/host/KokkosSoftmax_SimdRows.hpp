@@ -124,7 +124,8 @@ enum class Keep {
   exactly  ///< in the output: not a byte more
 };
 
-/// The same for logsumexp, of which 4 eps are asked: next to a term of 1 even a few small ones must not be lost.
+/// The same for logsumexp, of which 4 eps are asked: next to a term of 1 even a few small ones must not be
+/// lost.
 template <class Acc, class Source>
 KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_accurate_sum(const Source& source, index_type count,
                                                                       Acc max, const char* next,
@@ -264,7 +265,8 @@ class SimdRowWork {
     constexpr int most = 32;
     alignas(64) Acc stage[Plan::chunk + w];
     const index_type padded = ceil_div(columns_, w) * w;
-    const int batch = static_cast<int>(std::min<index_type>(most, std::max<index_type>(1, Plan::chunk / 2 / padded)));
+    const int batch =
+        static_cast<int>(std::min<index_type>(most, std::max<index_type>(1, Plan::chunk / 2 / padded)));
     const In* x[most];
     Out* y[most];
     Acc max[most];
@@ -279,7 +281,8 @@ class SimdRowWork {
         max[k] = raw_max(row.x, 0, columns_, stage + k * padded);
       }
       for (int k = 0; k < rows; ++k) {
-        const In* next = fetch_ ? problem_.x + x_offset(std::min(first + batch + k, problem_.geometry.rows - 1)) : x[k];
+        const In* next =
+            fetch_ ? problem_.x + x_offset(std::min(first + batch + k, problem_.geometry.rows - 1)) : x[k];
         constexpr Keep keep = operation == Operation::softmax ? Keep::staged : Keep::none;
         state[k] = reduce<keep>(x[k], 0, columns_, max[k], stage + k * padded, stage + k * padded, next);
       }
@@ -345,8 +348,9 @@ class SimdRowWork {
         const Vector f(factor);
         const StagedExactly source{kept_in_y + begin};
         if constexpr (y_can_keep_exponentials) {
-          chunk_write<Acc>(source, count, row.y + begin, false,
-                           [&](const Vector& v, index_type) __attribute__((always_inline)) { return v * f; });
+          chunk_write<Acc>(
+              source, count, row.y + begin,
+              false, [&](const Vector& v, index_type) __attribute__((always_inline)) { return v * f; });
         }
         return;
       }
@@ -392,7 +396,8 @@ class SimdRowWork {
   void load_logits(const Row& row, index_type begin, index_type count, Acc* stage) const {
     const In* x = row.x + begin * row.x_stride;
     if (row.x_stride == 1) {
-      for (index_type i = 0; i < count; ++i) stage[i] = transformed<Acc>(row.transform, load_as<Acc>(x[i]), begin + i);
+      for (index_type i = 0; i < count; ++i)
+        stage[i] = transformed<Acc>(row.transform, load_as<Acc>(x[i]), begin + i);
     } else {
       for (index_type i = 0; i < count; ++i) {
         stage[i] = transformed<Acc>(row.transform, load_as<Acc>(x[i * row.x_stride]), begin + i);
@@ -431,23 +436,27 @@ class SimdRowWork {
     return {largest_v<Acc>, nan ? std::numeric_limits<Acc>::quiet_NaN() : infinity_v<Acc>, Acc(0)};
   }
 
-  /// softmax: exponential * b, from `stage` or computed again as exp(logit - a); log_softmax: (logit - a) - b.
+  /// softmax: exponential * b, from `stage` or computed again as exp(logit - a); log_softmax: (logit - a) -
+  /// b.
   void write(const In* x, Out* y, index_type begin, index_type count, Acc a, Acc b, Acc* stage,
              bool staged) const {
     const Vector va(a), vb(b);
     if constexpr (operation == Operation::softmax) {
       if (staged) {
-        store_values(StagedValues<Acc>{stage}, y, begin, count, stage,
-                     [&](const Vector& v, index_type) __attribute__((always_inline)) { return v * vb; });
+        store_values(
+            StagedValues<Acc>{stage}, y, begin, count,
+            stage, [&](const Vector& v, index_type) __attribute__((always_inline)) { return v * vb; });
       } else {
-        store_values(logits(x, begin, stage), y, begin, count, stage,
-                     [&](const Vector& v, index_type) __attribute__((always_inline)) {
-                       return exp_of_vector_difference<Ops>(v - va) * vb;
-                     });
+        store_values(
+            logits(x, begin, stage), y, begin, count,
+            stage, [&](const Vector& v, index_type) __attribute__((always_inline)) {
+              return exp_of_vector_difference<Ops>(v - va) * vb;
+            });
       }
     } else {
-      store_values(logits(x, begin, stage), y, begin, count, stage,
-                   [&](const Vector& v, index_type) __attribute__((always_inline)) { return (v - va) - vb; });
+      store_values(
+          logits(x, begin, stage), y, begin, count,
+          stage, [&](const Vector& v, index_type) __attribute__((always_inline)) { return (v - va) - vb; });
     }
   }
 
@@ -481,12 +490,15 @@ struct SimdTilePlan {
   static constexpr int most_lanes = 512 / sizeof(Acc);
   static constexpr int fewest_lanes = 128 / sizeof(Acc);
   /// Columns of which a tile of the fewest lanes fits; longer rows are read twice, in chunks.
-  static constexpr index_type longest_staged = stage_bytes / (fewest_lanes * static_cast<index_type>(sizeof(Acc)));
+  static constexpr index_type longest_staged =
+      stage_bytes / (fewest_lanes * static_cast<index_type>(sizeof(Acc)));
   static constexpr index_type chunk = 1024;
   static constexpr index_type block = 32;  ///< columns added up plainly, in four accumulators
   static_assert(chunk * most_lanes * static_cast<index_type>(sizeof(Acc)) <= stage_bytes);
 
-  static index_type chunks(index_type columns) { return columns <= longest_staged ? 1 : ceil_div(columns, chunk); }
+  static index_type chunks(index_type columns) {
+    return columns <= longest_staged ? 1 : ceil_div(columns, chunk);
+  }
 };
 
 /// How the rows are grouped into tiles: of neighbours in memory where there are some.
@@ -560,13 +572,17 @@ class SimdTile {
       for (index_type c = 0; c < columns; ++c) {
         const StagedValues<Acc> source{stage + c * padded_};
         if constexpr (operation == Operation::softmax) {
-          store(source, c, stage + c * padded_, [&](const Vector& v, index_type i) __attribute__((always_inline)) {
-            return v * Ops::load(sum_ + i);
-          });
+          store(
+              source, c,
+              stage + c * padded_, [&](const Vector& v, index_type i) __attribute__((always_inline)) {
+                return v * Ops::load(sum_ + i);
+              });
         } else {
-          store(source, c, stage + c * padded_, [&](const Vector& v, index_type i) __attribute__((always_inline)) {
-            return (v - Ops::load(max_ + i)) - Ops::load(sum_ + i);
-          });
+          store(
+              source, c,
+              stage + c * padded_, [&](const Vector& v, index_type i) __attribute__((always_inline)) {
+                return (v - Ops::load(max_ + i)) - Ops::load(sum_ + i);
+              });
         }
       }
     }
@@ -610,7 +626,8 @@ class SimdTile {
   }
 
   void write_chunk(index_type chunk, Acc* stage) {
-    const index_type begin = chunk * Plan::chunk, end = std::min(begin + Plan::chunk, problem_.geometry.columns);
+    const index_type begin = chunk * Plan::chunk,
+                     end = std::min(begin + Plan::chunk, problem_.geometry.columns);
     for (index_type c = begin; c < end; ++c) {
       const auto formula = [&](const Vector& v, index_type i) __attribute__((always_inline)) {
         const Vector difference = v - Ops::load(max_ + i);
@@ -638,7 +655,9 @@ class SimdTile {
     }
   }
 
-  const In* x_column(index_type c) const { return problem_.x + x_offset_[0] + c * problem_.geometry.x_column_stride; }
+  const In* x_column(index_type c) const {
+    return problem_.x + x_offset_[0] + c * problem_.geometry.x_column_stride;
+  }
 
   /// A column's logits, filled up to whole vectors.
   KOKKOSSOFTMAX_HOST_FUNCTION void load(index_type c, Acc* stage) const {
@@ -671,7 +690,8 @@ class SimdTile {
     for (index_type c = begin; c < end; ++c) {
       Acc* column = stage + (c - begin) * padded_;
       load(c, column);
-      for (int l = 0; l < padded_; l += w) Ops::store(max_ + l, Ops::larger(Ops::load(column + l), Ops::load(max_ + l)));
+      for (int l = 0; l < padded_; l += w)
+        Ops::store(max_ + l, Ops::larger(Ops::load(column + l), Ops::load(max_ + l)));
     }
     bool infinite[most], any_infinite = false;
     for (int l = 0; l < lanes_; ++l) {
@@ -740,7 +760,8 @@ class SimdTile {
   }
 
   template <class Source, class Formula>
-  KOKKOSSOFTMAX_HOST_FUNCTION void store(const Source& source, index_type c, Acc* scratch, const Formula& formula) {
+  KOKKOSSOFTMAX_HOST_FUNCTION void store(const Source& source, index_type c, Acc* scratch,
+                                         const Formula& formula) {
     Out* y = problem_.y + c * problem_.geometry.y_column_stride;
     if (adjacent_) {
       chunk_write<Acc>(source, lanes_, y + y_offset_[0], stream_, formula);
@@ -844,11 +865,13 @@ struct SimdRows {
         const index_type chunks = SimdTilePlan<A>::chunks(g.columns);
         // A tile has places for fewer than twice its rows, but for the last one.
         if (chunks > 1) {
-          states = static_cast<std::size_t>(chunks * (2 * g.rows + SimdTilePlan<A>::most_lanes)) * 3 * sizeof(A);
+          states =
+              static_cast<std::size_t>(chunks * (2 * g.rows + SimdTilePlan<A>::most_lanes)) * 3 * sizeof(A);
         }
       } else if (g.columns > SimdRowsPlan<A>::chunk) {
         stage = HostCaches::stage + 256;
-        states = static_cast<std::size_t>(4 * threads * SimdRowsPlan<A>::chunks(g.columns)) * sizeof(State<Problem>);
+        states = static_cast<std::size_t>(4 * threads * SimdRowsPlan<A>::chunks(g.columns)) *
+                 sizeof(State<Problem>);
       }
       bytes = static_cast<std::size_t>(threads) * stage + states;
     }
@@ -889,7 +912,8 @@ struct SimdRows {
       const RowGeometry& g = p.geometry;
       const std::size_t elements = static_cast<std::size_t>(g.rows) * static_cast<std::size_t>(g.columns);
       const std::size_t read = elements * sizeof(typename Problem::In);
-      const std::size_t written = p.operation == Operation::logsumexp ? 0 : elements * sizeof(typename Problem::Out);
+      const std::size_t written =
+          p.operation == Operation::logsumexp ? 0 : elements * sizeof(typename Problem::Out);
       stream = written > 0 && read + written > HostCaches::shared();
       fetch = read > HostCaches::stage;
       stages = static_cast<char*>(
@@ -905,7 +929,8 @@ struct SimdRows {
     }
     /// Scratch of a thread, aligned to cache lines.
     typename Problem::Acc* stage(int task) const {
-      const auto address = reinterpret_cast<std::uintptr_t>(stages) + static_cast<std::size_t>(task) * scratch.stage;
+      const auto address =
+          reinterpret_cast<std::uintptr_t>(stages) + static_cast<std::size_t>(task) * scratch.stage;
       return reinterpret_cast<typename Problem::Acc*>((address + 63) / 64 * 64);
     }
   };
@@ -981,11 +1006,15 @@ struct SimdRows {
       launch_tasks(exec, call.label, tasks, WholeRows<operation, direct, Problem>{call, tasks});
       return;
     }
-    const std::size_t row_bytes = static_cast<std::size_t>(g.columns) * (sizeof(typename Problem::In) + sizeof(typename Problem::Out));
+    const std::size_t row_bytes =
+        static_cast<std::size_t>(g.columns) * (sizeof(typename Problem::In) + sizeof(typename Problem::Out));
     const bool in_cache = static_cast<std::size_t>(g.rows) * row_bytes <= HostCaches::shared() / 2;
-    const bool keep_in_y = operation == Operation::softmax && in_cache && SimdRowWork<Problem, operation, direct>::y_can_keep_exponentials;
+    const bool keep_in_y = operation == Operation::softmax && in_cache &&
+                           SimdRowWork<Problem, operation, direct>::y_can_keep_exponentials;
     // Of rows beyond the cache as many at a time as it holds.
-    const index_type group = in_cache ? g.rows : std::max<index_type>(1, static_cast<index_type>(HostCaches::shared() / 2 / row_bytes));
+    const index_type group =
+        in_cache ? g.rows
+                 : std::max<index_type>(1, static_cast<index_type>(HostCaches::shared() / 2 / row_bytes));
     for (index_type first = 0; first < g.rows; first += group) {
       const index_type rows = std::min(group, g.rows - first);
       const int tasks = call.tasks(rows * chunks);
@@ -1076,8 +1105,10 @@ struct SimdRows {
       return;
     }
     const int tasks = call.tasks(tiles.count * chunks);
-    launch_tasks(exec, call.label + "::reduce", tasks, SharedTiles<operation, Problem>{call, tiles, tasks, false});
-    launch_tasks(exec, call.label + "::write", tasks, SharedTiles<operation, Problem>{call, tiles, tasks, true});
+    launch_tasks(exec, call.label + "::reduce", tasks,
+                 SharedTiles<operation, Problem>{call, tiles, tasks, false});
+    launch_tasks(exec, call.label + "::write", tasks,
+                 SharedTiles<operation, Problem>{call, tiles, tasks, true});
   }
 };
 
