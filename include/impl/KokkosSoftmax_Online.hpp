@@ -9,6 +9,8 @@
 
 #include <impl/KokkosSoftmax_Exp.hpp>
 
+#include <string>
+
 namespace KokkosSoftmax {
 
 /// max = the largest logit (kept finite: the most negative finite number while nothing was seen, the largest
@@ -103,6 +105,11 @@ inline const char* operation_name(Operation operation) {
       return "logsumexp";
   }
   return "";
+}
+
+/// What Kokkos Tools see of a launch.
+inline std::string kernel_label(Operation operation, const char* implementation) {
+  return std::string("KokkosSoftmax::") + operation_name(operation) + "::" + implementation;
 }
 
 /// The last formula: from a row's (max, sum) to its outputs, special rows included. A row of -inf alone gives

@@ -286,10 +286,6 @@ struct WriteChunks {
   }
 };
 
-inline std::string kernel_label(Operation operation, const char* implementation) {
-  return std::string("KokkosSoftmax::") + operation_name(operation) + "::" + implementation;
-}
-
 /// Takes everything, rows of any length: a team (or less) a row.
 struct TeamRows {
   static constexpr const char* name = "team_rows";
