@@ -386,7 +386,8 @@ void reserve(const Exec& exec, const X& x, const W& w, const Y& y, Precision pre
 /// "linear_softmax/softmax" or "linear_log_softmax/log_softmax", with the candidates of softmax.
 template <class Exec>
 std::vector<std::string> linear_implementations() {
-  return impl::LinearCandidates<Exec>::names();
+  using Head = impl::PlainHead<impl::BoundIdentity>;
+  return impl::LinearCandidates<Exec>::template names<Exec, impl::LinearProblem<float, float, float, Head>>();
 }
 
 }  // namespace KokkosSoftmax

@@ -105,6 +105,15 @@ struct BoundRowShift {
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return inner.at_row(row + first_row); }
 };
 
+template <class Transform>
+auto shift_rows(const Transform& transform, index_type first_row) {
+  if constexpr (std::is_same_v<Transform, BoundIdentity>) {
+    return transform;
+  } else {
+    return BoundRowShift<Transform>{transform, first_row};
+  }
+}
+
 /// (value - mean) * factor + beta, the mean in two parts, so that its rounding does not show where the
 /// columns' values are large beside their spread.
 template <class Acc>
@@ -473,13 +482,14 @@ struct GemmThenRows {
     shape.axis = 1;
     shape.extent[0] = shape.rows = logits.rows;
     shape.extent[1] = shape.columns = logits.columns;
-    const RowsProblem<Acc, typename Problem::Y, BoundRowShift<Transform>> problem{
+    const auto shifted = shift_rows(transform, first_row);
+    const RowsProblem<Acc, typename Problem::Y, std::remove_const_t<decltype(shifted)>> problem{
         logits.data,
         y.data,
         p.operation,
         axis_is_strided(shape, x_block),
         RowGeometry::of(shape, x_block, y_block),
-        {transform, first_row}};
+        shifted};
     SoftmaxCandidates::choose(p.softmax_step(), exec, problem,
                               [&](auto implementation) { use(implementation, problem); });
   }
