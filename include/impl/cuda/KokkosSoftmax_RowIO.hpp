@@ -57,10 +57,22 @@ struct RowRegisters {
     InVector vector[vectors];
   };
 
+  /// Whether every thread has whole vectors: the loops without a look at the end of the row.
+  template <int group>
+  __device__ static bool is_full(index_type columns, const RowThreads<group>& threads) {
+    return columns == threads.count * (vectors * width);
+  }
+
   /// Reads a row that is aligned to 16 bytes; past its end 0.
   template <int group>
   __device__ static void fetch_aligned(const In* x, index_type columns, const RowThreads<group>& threads,
                                        Raw& raw) {
+    if (is_full(columns, threads)) {
+      const InVector* from = reinterpret_cast<const InVector*>(x) + threads.index;
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) raw.vector[k] = load_streaming(from + k * threads.count);
+      return;
+    }
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       const int first = (k * threads.count + threads.index) * width;
@@ -109,24 +121,26 @@ struct RowRegisters {
   template <int group, class TransformRow>
   __device__ void take(const Raw& raw, index_type columns, const RowThreads<group>& threads,
                        const TransformRow& transform) {
+    if (is_full(columns, threads) && stage_takes_neighbours(transform)) {
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        Acc part[width];
+#pragma unroll
+        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw.vector[k].e[i]);
+        transform_neighbours<width>(transform, part, (k * threads.count + threads.index) * width);
+#pragma unroll
+        for (int i = 0; i < width; ++i) value[k * width + i] = part[i];
+      }
+      return;
+    }
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       const int first = (k * threads.count + threads.index) * width;
       Acc* v = value + k * width;
-      if (first + width <= columns) {
-        Acc part[width];
 #pragma unroll
-        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw.vector[k].e[i]);
-        transform_neighbours<width>(transform, part, first);
-#pragma unroll
-        for (int i = 0; i < width; ++i) v[i] = part[i];
-      } else {
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          v[i] = first + i < columns
-                     ? transformed<Acc>(transform, load_as<Acc>(raw.vector[k].e[i]), first + i)
-                     : -infinity_v<Acc>;
-        }
+      for (int i = 0; i < width; ++i) {
+        v[i] = first + i < columns ? transformed<Acc>(transform, load_as<Acc>(raw.vector[k].e[i]), first + i)
+                                   : -infinity_v<Acc>;
       }
     }
   }
@@ -135,6 +149,17 @@ struct RowRegisters {
   template <int group>
   __device__ void store(Out* y, index_type columns, const RowThreads<group>& threads) const {
     const bool aligned = __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(y) % store_bytes == 0);
+    if (aligned && is_full(columns, threads)) {
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        OutVector out;
+        convert(value + k * width, out);
+        OutPart* to = reinterpret_cast<OutPart*>(y + (k * threads.count + threads.index) * width);
+#pragma unroll
+        for (int p = 0; p < stores; ++p) store_streaming(to + p, out.part[p]);
+      }
+      return;
+    }
     const int lane = threads.lane();
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
