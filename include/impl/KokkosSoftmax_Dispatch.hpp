@@ -96,7 +96,14 @@ inline const char*& last_implementation_slot() {
 /// and what the visitor calls.
 template <class... Implementations>
 struct CandidateList {
-  static std::vector<std::string> names() { return {Implementations::name...}; }
+  /// Those that a backend has, for a problem without particularities.
+  template <class Exec, class Problem>
+  static std::vector<std::string> names() {
+    std::vector<std::string> all;
+    ((Implementations::template supports<Exec, Problem> ? all.push_back(Implementations::name) : void()),
+     ...);
+    return all;
+  }
 
   /// Calls `visit(Implementation{})` on the implementation that is to do the work.
   template <class Exec, class Problem, class Visitor>

@@ -63,6 +63,89 @@ KOKKOS_FORCEINLINE_FUNCTION Acc exp_of_difference(Acc x) {
   KOKKOS_IF_ON_DEVICE((return Kokkos::exp(x);))
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// The same on a host's vectors. Ops is SimdOps (impl/host/KokkosSoftmax_Simd.hpp): this file knows no
+// vectors.
+
+template <class Acc>
+struct VectorExp;
+
+/// ln 2 in two parts, the higher one with trailing zeros, so that n * high is exact without fma too; the
+/// polynomial for (exp(r) - 1) / r on |r| <= ln(2) / 2, highest degree first.
+template <>
+struct VectorExp<float> {
+  static constexpr float shift = 12582912.0f + 127.0f;  ///< 1.5 * 2^23 + the bias of the exponent
+  static constexpr float reciprocal = 1.44269504088896340736f;
+  static constexpr float high = 0.693359375f, low = -2.12194440e-4f;
+  static constexpr float smallest = -87.33654475f, largest = 88.72283905f;
+  template <class Ops, class Vector>
+  [[gnu::always_inline]] static Vector polynomial(const Vector& r) {
+    Vector p = Ops::fma(Vector(1.3926213466332443e-3f), r, Vector(8.3632029715758550e-3f));
+    p = Ops::fma(p, r, Vector(4.1666554437685939e-2f));
+    p = Ops::fma(p, r, Vector(1.6666576845976e-1f));
+    p = Ops::fma(p, r, Vector(0.5f));
+    return Ops::fma(p, r, Vector(1.0f));
+  }
+};
+
+template <>
+struct VectorExp<double> {
+  static constexpr double shift = 6755399441055744.0 + 1023.0;  ///< 1.5 * 2^52 + the bias of the exponent
+  static constexpr double reciprocal = 1.4426950408889634074;
+  static constexpr double high = 0.693147180369123816490, low = 1.90821492927058770002e-10;
+  static constexpr double smallest = -708.3964185322641, largest = 709.782712893384;
+  template <class Ops, class Vector>
+  [[gnu::always_inline]] static Vector polynomial(const Vector& r) {
+    Vector p = Ops::fma(Vector(2.5100424157005066788e-8), r, Vector(2.7620138719733995569e-7));
+    p = Ops::fma(p, r, Vector(2.7557268378684192873e-6));
+    p = Ops::fma(p, r, Vector(2.4801521190217727651e-5));
+    p = Ops::fma(p, r, Vector(1.9841269863105968749e-4));
+    p = Ops::fma(p, r, Vector(1.3888888917281793308e-3));
+    p = Ops::fma(p, r, Vector(8.3333333333300513464e-3));
+    p = Ops::fma(p, r, Vector(4.1666666666623991516e-2));
+    p = Ops::fma(p, r, Vector(1.6666666666666667456e-1));
+    p = Ops::fma(p, r, Vector(0.5));
+    return Ops::fma(p, r, Vector(1.0));
+  }
+};
+
+/// exp of each lane for x <= 0 (a little over does no harm) and NaN, 0 below the logarithm of the smallest
+/// normal; NaN for +inf. Within two units in the last place. The shift leaves n + bias in the low bits, so
+/// one integer shift makes 2^n of it.
+template <class Ops>
+[[gnu::always_inline]] inline typename Ops::Vector exp_of_vector_difference(const typename Ops::Vector& x) {
+  using Acc = typename Ops::Acc;
+  using Vector = typename Ops::Vector;
+  using Constants = VectorExp<Acc>;
+  const Vector shifted = Ops::fma(x, Vector(Constants::reciprocal), Vector(Constants::shift));
+  const Vector n = shifted - Vector(Constants::shift);
+  const Vector r = Ops::fma(n, Vector(-Constants::low), Ops::fma(n, Vector(-Constants::high), x));
+  const Vector less_one = Constants::template polynomial<Ops>(r) * r;
+  const Vector power = Ops::power_of_two(shifted);
+  const Vector result = Ops::fma(less_one, power, power);
+  return Ops::select(x < Vector(Constants::smallest), Vector(Acc(0)), result);
+}
+
+/// exp of each lane for every x: 0 below the logarithm of the smallest normal, +inf above that of the largest
+/// number, NaN for NaN.
+template <class Ops>
+[[gnu::always_inline]] inline typename Ops::Vector exp_of_vector(const typename Ops::Vector& x) {
+  using Acc = typename Ops::Acc;
+  using Vector = typename Ops::Vector;
+  using Constants = VectorExp<Acc>;
+  // Near the top 2^n overflows though the product does not: half of it for positive x, doubled at the end.
+  const auto positive = x > Vector(Acc(0));
+  const Vector half = Ops::select(positive, Vector(Acc(1)), Vector(Acc(0)));
+  const Vector shifted = Ops::fma(x, Vector(Constants::reciprocal), Vector(Constants::shift));
+  const Vector n = shifted - Vector(Constants::shift);
+  const Vector r = Ops::fma(n, Vector(-Constants::low), Ops::fma(n, Vector(-Constants::high), x));
+  const Vector power = Ops::power_of_two(shifted - half);
+  const Vector result =
+      Ops::fma(Constants::template polynomial<Ops>(r) * r, power, power) * (Vector(Acc(1)) + half);
+  return Ops::select(x < Vector(Constants::smallest), Vector(Acc(0)),
+                     Ops::select(x > Vector(Constants::largest), Vector(infinity_v<Acc>), result));
+}
+
 }  // namespace KokkosSoftmax::impl
 
 #endif

@@ -9,6 +9,7 @@
 #define KOKKOSSOFTMAX_SOFTMAXCANDIDATES_HPP
 
 #include <impl/KokkosSoftmax_Dispatch.hpp>
+#include <impl/host/KokkosSoftmax_SimdRows.hpp>
 #include <impl/portable/KokkosSoftmax_StridedRows.hpp>
 #include <impl/portable/KokkosSoftmax_TeamRows.hpp>
 #if defined(KOKKOS_ENABLE_CUDA)
@@ -21,9 +22,10 @@ namespace KokkosSoftmax::impl {
 /// Tuned first; the portable kernel that takes everything last. strided_rows and split_team_rows accept by
 /// layout and length alone (see their files), because they do not give the bits of team_rows.
 #if defined(KOKKOS_ENABLE_CUDA)
-using SoftmaxCandidates = CandidateList<WarpPerRow, BlockPerRow, StridedRows, SplitTeamRows, TeamRows>;
+using SoftmaxCandidates =
+    CandidateList<WarpPerRow, BlockPerRow, SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 #else
-using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;
+using SoftmaxCandidates = CandidateList<SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 #endif
 
 /// Runs a call in canonical form. Compiled into the library for the pairs of scalars in

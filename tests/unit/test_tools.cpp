@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "../support/cases.hpp"
 #include "../support/refusals.hpp"
@@ -35,19 +36,24 @@ class Tools : public OnEveryBackend<Space> {
  protected:
   using Matrix = Kokkos::View<float**, Kokkos::LayoutRight, typename Space::memory_space>;
   using Vector = Kokkos::View<float*, typename Space::memory_space>;
-  struct Shape {
-    std::int64_t rows, columns;
-    int axis;
-  };
-  // For each portable kernel one that it is made for.
-  static constexpr Shape shapes[] = {
-      {500, 40, -1}, {20, 3000, -1}, {1, 300000, -1}, {3, 128255, -1}, {3000, 50, 0}};
 };
+
+struct Shape {
+  std::int64_t rows, columns;
+  int axis;
+};
+
+// For each portable kernel one that it is made for. (A function: nvcc 13.0 crashes on a static constexpr
+// array here.)
+std::vector<Shape> shapes() {
+  return {{500, 40, -1}, {20, 3000, -1}, {1, 300000, -1}, {3, 128255, -1}, {3000, 50, 0}};
+}
+
 TYPED_TEST_SUITE(Tools, Backends, BackendName);
 
 TYPED_TEST(Tools, AWarmCallIsQuiet) {
   const TypeParam exec;
-  for (const auto& shape : this->shapes) {
+  for (const auto& shape : shapes()) {
     typename TestFixture::Matrix x("x", shape.rows, shape.columns);
     typename TestFixture::Vector lse("lse", shape.axis == 0 ? shape.columns : shape.rows);
     for (auto operation : operations) {
@@ -87,7 +93,7 @@ TYPED_TEST(Tools, OneKernelForOrdinaryRows) {
 // Everything that a call needs is made by reserve, on an instance that has run nothing yet.
 TYPED_TEST(Tools, AReservedCallIsQuiet) {
   if (TypeParam().concurrency() < 2) GTEST_SKIP() << "too few threads to divide";
-  for (const auto& shape : this->shapes) {
+  for (const auto& shape : shapes()) {
     const auto parts = Kokkos::Experimental::partition_space(TypeParam(), 1, 1);
     const auto& exec = parts[1];
     typename TestFixture::Matrix x("x", shape.rows, shape.columns);

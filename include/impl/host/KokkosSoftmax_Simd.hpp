@@ -1,0 +1,457 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The host's SIMD vectors: Kokkos SIMD under one spelling (4.5 to 5.x), and the few operations on memory and
+/// bits that it lacks, in the processor's own instructions where they help and in plain loops elsewhere.
+
+#ifndef KOKKOSSOFTMAX_SIMD_HPP
+#define KOKKOSSOFTMAX_SIMD_HPP
+
+#include <impl/KokkosSoftmax_Scalars.hpp>
+
+#include <Kokkos_SIMD.hpp>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+// The intrinsics with a mask of ones (maskz): those without trip a warning of g++ about their undefined
+// source.
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+/// Inlined always, and for the host alone.
+#define KOKKOSSOFTMAX_HOST_FUNCTION [[gnu::always_inline]] inline
+
+namespace KokkosSoftmax {
+namespace impl {
+
+/// Bytes of a vector: the widest that Kokkos SIMD has for the processor that Kokkos was built for; 0: none.
+#if defined(KOKKOS_ARCH_AVX512XEON)
+inline constexpr std::size_t simd_bytes = 64;
+#elif defined(KOKKOS_ARCH_AVX2)
+inline constexpr std::size_t simd_bytes = 32;
+#elif defined(KOKKOS_ARCH_ARM_SVE) && KOKKOS_VERSION >= 40600
+inline constexpr std::size_t simd_bytes = __ARM_FEATURE_SVE_BITS / 8;
+#elif defined(KOKKOS_ARCH_ARM_NEON)
+inline constexpr std::size_t simd_bytes = 16;
+#else
+inline constexpr std::size_t simd_bytes = 0;
+#endif
+
+template <class T>
+inline constexpr int simd_width = simd_bytes == 0 ? 1 : static_cast<int>(simd_bytes / sizeof(T));
+
+// Not Kokkos' native simd: that is the one of the default execution space, a GPU perhaps.
+#if KOKKOS_VERSION >= 40600
+template <class T, int width>
+using FixedSimd =
+    Kokkos::Experimental::basic_simd<T, Kokkos::Experimental::simd_abi::Impl::host_native_abi<width>>;
+#else
+#if defined(KOKKOS_ARCH_AVX512XEON)
+template <int width>
+using SimdAbi = Kokkos::Experimental::simd_abi::avx512_fixed_size<width>;
+#elif defined(KOKKOS_ARCH_AVX2)
+template <int width>
+using SimdAbi = Kokkos::Experimental::simd_abi::avx2_fixed_size<width>;
+#elif defined(KOKKOS_ARCH_ARM_NEON)
+template <int width>
+using SimdAbi = Kokkos::Experimental::simd_abi::neon_fixed_size<width>;
+#else
+template <int>
+using SimdAbi = Kokkos::Experimental::simd_abi::scalar;
+#endif
+template <class T, int width>
+using FixedSimd = Kokkos::Experimental::simd<T, SimdAbi<width>>;
+#endif
+
+}  // namespace impl
+
+/// A vector of the host's logits in the accumulator's type (float or double): Kokkos SIMD of the widest kind
+/// for the processor that Kokkos was built for.
+template <class Acc>
+using simd = impl::FixedSimd<Acc, impl::simd_width<Acc>>;
+
+namespace impl {
+
+/// What the kernels do with vectors of Acc.
+template <class Acc_>
+struct SimdOps {
+  using Acc = Acc_;
+  using Vector = simd<Acc>;
+  using Mask = typename Vector::mask_type;
+  using Integer = std::conditional_t<sizeof(Acc) == 4, std::int32_t, std::int64_t>;
+  using IntegerVector = FixedSimd<Integer, simd_width<Acc>>;
+  static constexpr int width = simd_width<Acc>;
+  static constexpr bool avx512 = simd_bytes == 64;
+  static constexpr bool avx2 = simd_bytes == 32;
+
+  // -------------------------------------------------------------------------------------------------------
+  // Arithmetic.
+
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
+    if constexpr (width == 1) {
+      return a * b + c;
+    } else {
+      return Kokkos::fma(a, b, c);
+    }
+  }
+
+  /// The larger one; where one is NaN, `b`.
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector larger(const Vector& a, const Vector& b) {
+#if defined(__AVX512F__)
+    if constexpr (avx512 && sizeof(Acc) == 4) {
+      return Vector(_mm512_maskz_max_ps(0xffff, raw(a), raw(b)));
+    } else if constexpr (avx512) {
+      return Vector(_mm512_maskz_max_pd(0xff, raw(a), raw(b)));
+    } else
+#endif
+#if defined(__AVX2__)
+        if constexpr (avx2 && sizeof(Acc) == 4) {
+      return Vector(_mm256_max_ps(raw(a), raw(b)));
+    } else if constexpr (avx2) {
+      return Vector(_mm256_max_pd(raw(a), raw(b)));
+    } else
+#endif
+    {
+      return select(a > b, a, b);
+    }
+  }
+
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector select(const Mask& mask, const Vector& yes, const Vector& no) {
+    if constexpr (width == 1) {
+      return static_cast<bool>(mask) ? yes : no;
+    } else if constexpr (requires { simd_select(mask, yes, no); }) {
+      return simd_select(mask, yes, no);
+    } else {
+      return condition(mask, yes, no);
+    }
+  }
+
+  /// 2^n from what adding 1.5 * 2^p + bias leaves in the low bits: see exp_of_vector.
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector power_of_two(const Vector& shifted) {
+    constexpr int mantissa_bits = sizeof(Acc) == 4 ? 23 : 52;
+    if constexpr (width == 1) {
+      using Bits = std::make_unsigned_t<Integer>;
+      return Vector(std::bit_cast<Acc>(std::bit_cast<Bits>(static_cast<Acc>(shifted)) << mantissa_bits));
+    } else
+#if defined(__AVX512F__)
+        if constexpr (avx512 && sizeof(Acc) == 4) {
+      const __m512i bits = std::bit_cast<__m512i>(shifted);
+      return std::bit_cast<Vector>(_mm512_maskz_slli_epi32(0xffff, bits, mantissa_bits));
+    } else if constexpr (avx512) {
+      const __m512i bits = std::bit_cast<__m512i>(shifted);
+      return std::bit_cast<Vector>(_mm512_maskz_slli_epi64(0xff, bits, mantissa_bits));
+    } else
+#endif
+    {
+      return std::bit_cast<Vector>(std::bit_cast<IntegerVector>(shifted) << mantissa_bits);
+    }
+  }
+
+  // -------------------------------------------------------------------------------------------------------
+  // Over the lanes, in a fixed order.
+
+  KOKKOSSOFTMAX_HOST_FUNCTION static Acc sum(const Vector& v) {
+    return fold(v, Add{});
+  }
+  /// Of lanes none of which is NaN.
+  KOKKOSSOFTMAX_HOST_FUNCTION static Acc max(const Vector& v) {
+    return fold(v, Larger{});
+  }
+
+  /// State{max, sum, low} of two vectors of sums and one of what rounding took from them; no rounding counts.
+  template <class State>
+  KOKKOSSOFTMAX_HOST_FUNCTION static State compensated_sum(Acc max, const Vector& a, const Vector& b,
+                                                           const Vector& low) {
+    if constexpr (sizeof(Acc) == 4) {
+      alignas(64) float lanes[2 * width];
+      store(lanes, a);
+      store(lanes + width, b);
+      double wide[width];
+      for (int i = 0; i < width; ++i)
+        wide[i] = static_cast<double>(lanes[i]) + static_cast<double>(lanes[width + i]);
+      for (int n = width / 2; n > 0; n /= 2) {
+        for (int i = 0; i < n; ++i) wide[i] += wide[i + n];
+      }
+      const float total = static_cast<float>(wide[0]);
+      return {max, total, static_cast<float>(wide[0] - total) + sum(low)};
+    } else {
+      State state{max, Acc(0), sum(low)};
+      alignas(64) Acc lanes[2 * width];
+      store(lanes, a);
+      store(lanes + width, b);
+      for (const Acc lane : lanes) state.add(lane);
+      return state;
+    }
+  }
+
+  // -------------------------------------------------------------------------------------------------------
+  // Memory, with conversion: exact in, rounded once out.
+
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector load(const T* p) {
+    if constexpr (std::is_same_v<T, Acc>) {
+      Vector v;
+      v.copy_from(p, Kokkos::Experimental::simd_flag_default);
+      return v;
+    } else {
+#if defined(__AVX512F__)
+      if constexpr (avx512 && std::is_same_v<T, bhalf_t> && sizeof(Acc) == 4) {
+        return Vector(from_bfloat16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+      } else if constexpr (avx512 && std::is_same_v<T, half_t> && sizeof(Acc) == 4) {
+        return Vector(_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+      } else
+#endif
+#if defined(__AVX2__) && defined(__F16C__)
+          if constexpr (avx2 && std::is_same_v<T, bhalf_t> && sizeof(Acc) == 4) {
+        const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return Vector(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
+      } else if constexpr (avx2 && std::is_same_v<T, half_t> && sizeof(Acc) == 4) {
+        return Vector(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+      } else
+#endif
+      {
+        alignas(64) Acc lanes[width];
+        for (int i = 0; i < width; ++i) lanes[i] = load_as<Acc>(p[i]);
+        return load(lanes);
+      }
+    }
+  }
+
+  /// The first `count` (1 to width - 1) elements; the other lanes are `rest`.
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector load_part(const T* p, int count, Acc rest) {
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+    if constexpr (avx512) {
+      const auto mask = static_cast<std::uint32_t>((1u << count) - 1u);
+      if constexpr (std::is_same_v<T, float> && sizeof(Acc) == 4) {
+        return Vector(_mm512_mask_loadu_ps(_mm512_set1_ps(rest), static_cast<__mmask16>(mask), p));
+      } else if constexpr (std::is_same_v<T, double> && sizeof(Acc) == 8) {
+        return Vector(_mm512_mask_loadu_pd(_mm512_set1_pd(rest), static_cast<__mmask8>(mask), p));
+      } else if constexpr (is_16_bit_v<T> && sizeof(Acc) == 4) {
+        const __m256i bits = _mm256_maskz_loadu_epi16(static_cast<__mmask16>(mask), p);
+        const __m512 wide =
+            std::is_same_v<T, half_t> ? _mm512_maskz_cvtph_ps(0xffff, bits) : from_bfloat16(bits);
+        return Vector(_mm512_mask_blend_ps(static_cast<__mmask16>(mask), _mm512_set1_ps(rest), wide));
+      }
+    }
+#endif
+    alignas(64) Acc lanes[width];
+    for (int i = 0; i < width; ++i) lanes[i] = rest;
+    for (int i = 0; i < count; ++i) lanes[i] = load_as<Acc>(p[i]);
+    return load(lanes);
+  }
+
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static void store(T* p, const Vector& v) {
+    if constexpr (std::is_same_v<T, Acc>) {
+      v.copy_to(p, Kokkos::Experimental::simd_flag_default);
+    } else {
+#if defined(__AVX512F__)
+      if constexpr (avx512 && is_16_bit_v<T> && sizeof(Acc) == 4) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_16_bits<T>(raw(v)));
+      } else
+#endif
+#if defined(__AVX2__) && defined(__F16C__)
+          if constexpr (avx2 && is_16_bit_v<T> && sizeof(Acc) == 4) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_16_bits<T>(raw(v)));
+      } else
+#endif
+      {
+        alignas(64) Acc lanes[width];
+        store(lanes, v);
+        for (int i = 0; i < width; ++i) p[i] = store_as<T>(lanes[i]);
+      }
+    }
+  }
+
+  /// The first `count` (1 to width - 1) lanes.
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static void store_part(T* p, const Vector& v, int count) {
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+    if constexpr (avx512) {
+      const auto mask = static_cast<std::uint32_t>((1u << count) - 1u);
+      if constexpr (std::is_same_v<T, float> && sizeof(Acc) == 4) {
+        return _mm512_mask_storeu_ps(p, static_cast<__mmask16>(mask), raw(v));
+      } else if constexpr (std::is_same_v<T, double> && sizeof(Acc) == 8) {
+        return _mm512_mask_storeu_pd(p, static_cast<__mmask8>(mask), raw(v));
+      } else if constexpr (is_16_bit_v<T> && sizeof(Acc) == 4) {
+        return _mm256_mask_storeu_epi16(p, static_cast<__mmask16>(mask), to_16_bits<T>(raw(v)));
+      }
+    }
+#endif
+    alignas(64) Acc lanes[width];
+    store(lanes, v);
+    for (int i = 0; i < count; ++i) p[i] = store_as<T>(lanes[i]);
+  }
+
+  /// Past the caches where the processor can; `p` is aligned to the bytes that are stored.
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static void stream(T* p, const Vector& v) {
+#if defined(__AVX512F__)
+    if constexpr (avx512 && std::is_same_v<T, Acc> && sizeof(T) == 4) {
+      return _mm512_stream_ps(p, raw(v));
+    } else if constexpr (avx512 && std::is_same_v<T, Acc>) {
+      return _mm512_stream_pd(p, raw(v));
+    } else if constexpr (avx512 && is_16_bit_v<T> && sizeof(Acc) == 4) {
+      return _mm256_stream_si256(reinterpret_cast<__m256i*>(p), to_16_bits<T>(raw(v)));
+    }
+#endif
+#if defined(__AVX2__) && defined(__F16C__)
+    if constexpr (avx2 && std::is_same_v<T, Acc> && sizeof(T) == 4) {
+      return _mm256_stream_ps(p, raw(v));
+    } else if constexpr (avx2 && std::is_same_v<T, Acc>) {
+      return _mm256_stream_pd(p, raw(v));
+    } else if constexpr (avx2 && is_16_bit_v<T> && sizeof(Acc) == 4) {
+      return _mm_stream_si128(reinterpret_cast<__m128i*>(p), to_16_bits<T>(raw(v)));
+    }
+#endif
+    store(p, v);
+  }
+
+ private:
+  /// The processor's own type of a vector.
+  KOKKOSSOFTMAX_HOST_FUNCTION static auto raw(const Vector& v) {
+#if defined(__AVX512F__)
+    if constexpr (avx512 && sizeof(Acc) == 4) return std::bit_cast<__m512>(v);
+    if constexpr (avx512 && sizeof(Acc) == 8) return std::bit_cast<__m512d>(v);
+#endif
+#if defined(__AVX2__)
+    if constexpr (avx2 && sizeof(Acc) == 4) return std::bit_cast<__m256>(v);
+    if constexpr (avx2 && sizeof(Acc) == 8) return std::bit_cast<__m256d>(v);
+#endif
+  }
+
+  struct Add {
+    KOKKOSSOFTMAX_HOST_FUNCTION Acc operator()(Acc a, Acc b) const { return a + b; }
+#if defined(__AVX2__)
+    KOKKOSSOFTMAX_HOST_FUNCTION __m256 operator()(__m256 a, __m256 b) const {
+      return _mm256_add_ps(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m128 operator()(__m128 a, __m128 b) const {
+      return _mm_add_ps(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m256d operator()(__m256d a, __m256d b) const {
+      return _mm256_add_pd(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m128d operator()(__m128d a, __m128d b) const {
+      return _mm_add_pd(a, b);
+    }
+#endif
+  };
+  struct Larger {
+    KOKKOSSOFTMAX_HOST_FUNCTION Acc operator()(Acc a, Acc b) const { return a > b ? a : b; }
+#if defined(__AVX2__)
+    KOKKOSSOFTMAX_HOST_FUNCTION __m256 operator()(__m256 a, __m256 b) const {
+      return _mm256_max_ps(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m128 operator()(__m128 a, __m128 b) const {
+      return _mm_max_ps(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m256d operator()(__m256d a, __m256d b) const {
+      return _mm256_max_pd(a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m128d operator()(__m128d a, __m128d b) const {
+      return _mm_max_pd(a, b);
+    }
+#endif
+  };
+
+  /// Halves upon halves.
+  template <class Operation>
+  KOKKOSSOFTMAX_HOST_FUNCTION static Acc fold(const Vector& v, const Operation& operation) {
+#if defined(__AVX2__)
+    if constexpr (avx512 || avx2) return fold_raw(raw(v), operation);
+#endif
+    alignas(64) Acc lanes[width];
+    store(lanes, v);
+    return fold_lanes<width>(lanes, operation);
+  }
+#if defined(__AVX2__)
+  template <class Operation>
+  KOKKOSSOFTMAX_HOST_FUNCTION static float fold_raw(__m256 v, const Operation& operation) {
+    const __m128 four = operation(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 two = operation(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(operation(two, _mm_movehdup_ps(two)));
+  }
+  template <class Operation>
+  KOKKOSSOFTMAX_HOST_FUNCTION static double fold_raw(__m256d v, const Operation& operation) {
+    const __m128d two = operation(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
+    return _mm_cvtsd_f64(operation(two, _mm_unpackhi_pd(two, two)));
+  }
+#endif
+#if defined(__AVX512F__)
+  template <class Operation>
+  KOKKOSSOFTMAX_HOST_FUNCTION static float fold_raw(__m512 v, const Operation& operation) {
+    const __m512d pairs = _mm512_castps_pd(v);
+    const __m256 low = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, pairs, 0));
+    const __m256 high = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, pairs, 1));
+    return fold_raw(operation(low, high), operation);
+  }
+  template <class Operation>
+  KOKKOSSOFTMAX_HOST_FUNCTION static double fold_raw(__m512d v, const Operation& operation) {
+    const __m256d low = _mm512_maskz_extractf64x4_pd(0xf, v, 0),
+                  high = _mm512_maskz_extractf64x4_pd(0xf, v, 1);
+    return fold_raw(operation(low, high), operation);
+  }
+#endif
+  template <int n, class Operation>
+  KOKKOSSOFTMAX_HOST_FUNCTION static Acc fold_lanes(const Acc* v, const Operation& operation) {
+    if constexpr (n == 1) {
+      return *v;
+    } else {
+      return operation(fold_lanes<n / 2>(v, operation), fold_lanes<n / 2>(v + n / 2, operation));
+    }
+  }
+
+#if defined(__AVX512F__)
+  KOKKOSSOFTMAX_HOST_FUNCTION static __m512 from_bfloat16(__m256i bits) {
+    return _mm512_castsi512_ps(
+        _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, bits), 16));
+  }
+
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static __m256i to_16_bits(__m512 v) {
+    if constexpr (std::is_same_v<T, half_t>) {
+      return _mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    } else {
+#if defined(__AVX512BF16__)
+      return std::bit_cast<__m256i>(_mm512_cvtneps_pbh(v));  // flushes subnormals to 0
+#else
+      const __m512i bits = _mm512_castps_si512(v);
+      const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+      const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+      const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+      const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+      return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16));
+#endif
+    }
+  }
+#endif
+#if defined(__AVX2__) && defined(__F16C__)
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static __m128i to_16_bits(__m256 v) {
+    if constexpr (std::is_same_v<T, half_t>) {
+      return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    } else {
+      const __m256i bits = _mm256_castps_si256(v);
+      const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+      const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+      const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+      const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+      const __m256i words = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+      const __m256i packed = _mm256_packus_epi32(words, words);
+      return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+    }
+  }
+#endif
+};
+
+}  // namespace impl
+}  // namespace KokkosSoftmax
+
+#endif
