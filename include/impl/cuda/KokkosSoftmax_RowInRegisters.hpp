@@ -171,7 +171,9 @@ struct RowInRegistersPlan {
   /// 16-byte vectors a thread: 32 values of float or of 16 bits, 16 of double.
   static constexpr int most_vectors = sizeof(In) == 2 ? 4 : 8;
   static constexpr index_type longest_of_warp = 32 * most_vectors * width;
-  static constexpr index_type longest = 512 * most_vectors * width;
+  /// Longer rows of 16 bits are faster in slices (16384 columns of bfloat16 on one H200: 0.61 of a copy here,
+  /// 0.93 by grid_pipelined_rows).
+  static constexpr index_type longest = (sizeof(In) == 2 ? 256 : 512) * most_vectors * width;
 
   static int threads_of_block(index_type columns) {
     const index_type threads = (columns + most_vectors * width - 1) / (most_vectors * width);
