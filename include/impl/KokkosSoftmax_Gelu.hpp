@@ -13,30 +13,17 @@
 
 namespace KokkosSoftmax::impl {
 
-/// Phi(-x) of the normal distribution for x >= 0: half of erfc(z), z = x / sqrt(2), as exp(-z^2) t P(1 - t)
-/// with t = 1 / (1 + 0.3 z) (the form of C. Hastings, "Approximations for digital computers", 1955;
-/// coefficients interpolated at Chebyshev nodes on 0 <= z <= 10, relative error 2.5e-8; beyond, exp(-z^2) is
-/// 0).
-KOKKOS_FORCEINLINE_FUNCTION float normal_tail(float x) {
-  const float z = x * 0.70710678118654752440f;
-  const float t = 1.0f / (1.0f + 0.3f * z), s = (0.3f * z) * t;
-  float p = -0.130770877269f;
-  p = p * s + 0.554232747591f;
-  p = p * s - 0.744196332443f;
-  p = p * s - 0.415054819867f;
-  p = p * s + 2.88705096662f;
-  p = p * s - 4.80924522668f;
-  p = p * s + 4.58841595196f;
-  p = p * s - 2.76125933129f;
-  p = p * s + 1.0f;
-  return 0.5f * t * p * exp_by_polynomial(-z * z);
+/// 2^x for x <= 0.
+KOKKOS_FORCEINLINE_FUNCTION float power_of_two(float x) {
+  KOKKOS_IF_ON_HOST((return exp_by_polynomial(x * 0.69314718055994530942f);))
+  KOKKOS_IF_ON_DEVICE((return Kokkos::exp2(x);))
 }
 
 /// max(x, 0) - |x| Phi(-|x|), Phi(-x) as 2 to the power of a polynomial: its logarithm is near a parabola.
 /// Weighted minimax fit on 0 <= x <= 8; Phi(-x) is wrong by 4.4e-8 at most, most of that the rounding of the
 /// exponent near -1; beyond 8 it is less than 1e-15. NaN stays NaN, and +inf +inf.
-KOKKOS_FORCEINLINE_FUNCTION float gelu_by_log_of_tail(float x) {
-  const float size = Kokkos::fmin(Kokkos::fabs(x), 8.0f);
+KOKKOS_FORCEINLINE_FUNCTION float gelu_by_erf(float x) {
+  const float positive = x < 0 ? -x : x, size = positive < 8.0f ? positive : 8.0f;
   float p = -2.8196366201882483e-06f;
   p = p * size + 3.9222304621944204e-05f;
   p = p * size - 0.00018556149734649807f;
@@ -46,39 +33,26 @@ KOKKOS_FORCEINLINE_FUNCTION float gelu_by_log_of_tail(float x) {
   p = p * size - 0.45920801162719727f;
   p = p * size - 1.1511051654815674f;
   p = p * size - 1.0f;
-  return (x < 0 ? 0.0f : x) - size * Kokkos::exp2(p);
+  return (x < 0 ? 0.0f : x) - size * power_of_two(p);
 }
 
 /// x Phi(x) with erf.
-template <class Acc>
-KOKKOS_FORCEINLINE_FUNCTION Acc gelu_by_erf_function(Acc x) {
-  return Acc(0.5) * x * (Acc(1) + Kokkos::erf(x * Acc(0.70710678118654752440)));
-}
-KOKKOS_FORCEINLINE_FUNCTION float gelu_by_tail(float x) {
-  const float tail = normal_tail(x < 0 ? -x : x);
-  return x * (x < 0 ? tail : 1.0f - tail);
-}
-KOKKOS_FORCEINLINE_FUNCTION float gelu_by_erf(float x) {
-  KOKKOS_IF_ON_HOST((return gelu_by_tail(x);))
-  KOKKOS_IF_ON_DEVICE((return gelu_by_log_of_tail(x);))
-}
 KOKKOS_FORCEINLINE_FUNCTION double gelu_by_erf(double x) {
-  return gelu_by_erf_function(x);
+  return 0.5 * x * (1 + Kokkos::erf(x * 0.70710678118654752440));
 }
 
 /// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3). The same as x / (1 + exp(-2 u)), where
 /// nothing cancels.
-template <class Acc>
-KOKKOS_FORCEINLINE_FUNCTION Acc gelu_by_logistic_function(Acc x) {
-  const Acc twice_u = Acc(1.59576912160573071176) * (x + Acc(0.044715) * x * x * x);
-  const Acc power = exp_of_difference(twice_u < 0 ? twice_u : -twice_u);
-  return x * ((twice_u < 0 ? power : Acc(1)) / (Acc(1) + power));
+KOKKOS_FORCEINLINE_FUNCTION double gelu_by_tanh(double x) {
+  const double twice_u = 1.59576912160573071176 * (x + 0.044715 * x * x * x);
+  const double power = exp_of_difference(twice_u < 0 ? twice_u : -twice_u);
+  return x * ((twice_u < 0 ? power : 1.0) / (1.0 + power));
 }
 
-/// As gelu_by_log_of_tail: max(x, 0) - |x| / (1 + exp(2 |u|)), the second factor as 2 to the power of a
+/// As gelu_by_erf: max(x, 0) - |x| / (1 + exp(2 |u|)), the second factor as 2 to the power of a
 /// polynomial. Fit on 0 <= x <= 6, wrong by 3.8e-8 at most; beyond 6 it is less than 2e-11.
-KOKKOS_FORCEINLINE_FUNCTION float gelu_by_log_of_logistic(float x) {
-  const float size = Kokkos::fmin(Kokkos::fabs(x), 6.0f);
+KOKKOS_FORCEINLINE_FUNCTION float gelu_by_tanh(float x) {
+  const float positive = x < 0 ? -x : x, size = positive < 6.0f ? positive : 6.0f;
   float p = 2.274733787999139e-06f;
   p = p * size - 4.245820673531853e-05f;
   p = p * size + 0.0002989650529343635f;
@@ -90,14 +64,7 @@ KOKKOS_FORCEINLINE_FUNCTION float gelu_by_log_of_logistic(float x) {
   p = p * size - 0.45919978618621826f;
   p = p * size - 1.151105284690857f;
   p = p * size - 1.0f;
-  return (x < 0 ? 0.0f : x) - size * Kokkos::exp2(p);
-}
-KOKKOS_FORCEINLINE_FUNCTION float gelu_by_tanh(float x) {
-  KOKKOS_IF_ON_HOST((return gelu_by_logistic_function(x);))
-  KOKKOS_IF_ON_DEVICE((return gelu_by_log_of_logistic(x);))
-}
-KOKKOS_FORCEINLINE_FUNCTION double gelu_by_tanh(double x) {
-  return gelu_by_logistic_function(x);
+  return (x < 0 ? 0.0f : x) - size * power_of_two(p);
 }
 
 }  // namespace KokkosSoftmax::impl

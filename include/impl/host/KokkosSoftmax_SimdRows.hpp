@@ -393,14 +393,16 @@ class SimdRowWork {
   }
 
   /// Logits of any stride, transformed, into scratch.
-  void load_logits(const Row& row, index_type begin, index_type count, Acc* stage) const {
+  void load_logits(const Row& row, index_type begin, index_type count, Acc* __restrict__ stage) const {
     const In* x = row.x + begin * row.x_stride;
+    // A copy: loops vectorise where nothing that they read could be changed by what they write.
+    const auto transform = row.transform;
     if (row.x_stride == 1) {
       for (index_type i = 0; i < count; ++i)
-        stage[i] = transformed<Acc>(row.transform, load_as<Acc>(x[i]), begin + i);
+        stage[i] = transformed<Acc>(transform, load_as<Acc>(x[i]), begin + i);
     } else {
       for (index_type i = 0; i < count; ++i) {
-        stage[i] = transformed<Acc>(row.transform, load_as<Acc>(x[i * row.x_stride]), begin + i);
+        stage[i] = transformed<Acc>(transform, load_as<Acc>(x[i * row.x_stride]), begin + i);
       }
     }
     for (index_type i = count; i % w != 0; ++i) stage[i] = -infinity_v<Acc>;
