@@ -25,10 +25,13 @@ struct RowThreads {
   __device__ int lane() const { return index % group; }
 };
 
-template <class In, class Out, int vectors_>
+/// `packed_`: a row of 16 bits without a transform stays as it is until it is used, in half the registers, so
+/// that more rows are under way.
+template <class In, class Out, int vectors_, bool packed_>
 struct RowRegisters {
   using Acc = accumulator_t<In, Out>;
   static constexpr int vectors = vectors_;
+  static constexpr bool packed = packed_;
   static constexpr int width = 16 / sizeof(In);  ///< elements of a vector
   static constexpr int staging_bytes_a_lane = width * (sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out));
   static constexpr int store_bytes = width * sizeof(Out) < 16 ? width * sizeof(Out) : 16;
@@ -44,7 +47,16 @@ struct RowRegisters {
     OutPart part[stores];
   };
 
-  Acc value[vectors * width];
+  static constexpr int count = vectors * width;
+  std::conditional_t<packed, unsigned, Acc> held[packed ? count / 2 : count];
+
+  __device__ Acc value(int i) const {
+    if constexpr (packed) {
+      return i % 2 ? PackedPair<In>::high(held[i / 2]) : PackedPair<In>::low(held[i / 2]);
+    } else {
+      return held[i];
+    }
+  }
 
   /// Reads and transforms the row; past its end -inf.
   template <int group, class TransformRow>
@@ -52,6 +64,7 @@ struct RowRegisters {
                        const TransformRow& transform) {
     const bool aligned = __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(x) % 16 == 0);
     InVector raw[vectors];
+    const In past_end = store_as<In>(-infinity_v<Acc>);
     if (aligned) {
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
@@ -60,8 +73,7 @@ struct RowRegisters {
           raw[k] = load_streaming(reinterpret_cast<const InVector*>(x + first));
         } else {
 #pragma unroll
-          for (int i = 0; i < width; ++i)
-            raw[k].e[i] = first + i < columns ? x[first + i] : store_as<In>(Acc(0));
+          for (int i = 0; i < width; ++i) raw[k].e[i] = first + i < columns ? x[first + i] : past_end;
         }
       }
     } else {
@@ -71,7 +83,7 @@ struct RowRegisters {
         const int first = (k * threads.count + threads.index - lane) * width + lane;
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          raw[k].e[i] = first + i * group < columns ? x[first + i * group] : store_as<In>(Acc(0));
+          raw[k].e[i] = first + i * group < columns ? x[first + i * group] : past_end;
         }
       }
       In* staging = reinterpret_cast<In*>(threads.staging);
@@ -84,34 +96,42 @@ struct RowRegisters {
         __syncwarp();
       }
     }
+    if constexpr (packed) {
+      memcpy(held, raw, sizeof(held));
+    } else {
 #pragma unroll
-    for (int k = 0; k < vectors; ++k) {
-      const int first = (k * threads.count + threads.index) * width;
-      Acc* v = value + k * width;
-      if (first + width <= columns) {
+      for (int k = 0; k < vectors; ++k) {
+        const int first = (k * threads.count + threads.index) * width;
+        Acc* v = held + k * width;
+        if (first + width <= columns) {
 #pragma unroll
-        for (int i = 0; i < width; ++i)
-          v[i] = transformed<Acc>(transform, load_as<Acc>(raw[k].e[i]), first + i);
-      } else {
+          for (int i = 0; i < width; ++i)
+            v[i] = transformed<Acc>(transform, load_as<Acc>(raw[k].e[i]), first + i);
+        } else {
 #pragma unroll
-        for (int i = 0; i < width; ++i) {
-          v[i] = first + i < columns ? transformed<Acc>(transform, load_as<Acc>(raw[k].e[i]), first + i)
-                                     : -infinity_v<Acc>;
+          for (int i = 0; i < width; ++i) {
+            v[i] = first + i < columns ? transformed<Acc>(transform, load_as<Acc>(raw[k].e[i]), first + i)
+                                       : -infinity_v<Acc>;
+          }
         }
       }
     }
   }
 
-  /// Writes the values, rounded, to the row.
-  template <int group>
-  __device__ void store(Out* y, index_type columns, const RowThreads<group>& threads) const {
+  /// Writes output(value), rounded, to the row.
+  template <int group, class Output>
+  __device__ void store(Out* y, index_type columns, const RowThreads<group>& threads,
+                        const Output& output) const {
     const bool aligned = __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(y) % store_bytes == 0);
     const int lane = threads.lane();
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       const int first = (k * threads.count + threads.index) * width;
       OutVector out;
-      convert(value + k * width, out);
+      Acc v[width];
+#pragma unroll
+      for (int i = 0; i < width; ++i) v[i] = output(value(k * width + i));
+      convert(v, out);
       if (aligned) {
         if (first + width <= columns) {
 #pragma unroll

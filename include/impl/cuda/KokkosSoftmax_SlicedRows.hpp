@@ -14,27 +14,6 @@
 
 namespace KokkosSoftmax::impl {
 
-/// Two neighbours of 16 bits as they come from memory.
-template <class In>
-struct PackedPair {
-  static constexpr bool is_bfloat16 = std::is_same_v<In, bhalf_t>;
-  static constexpr unsigned minus_infinities = is_bfloat16 ? 0xff80ff80u : 0xfc00fc00u;
-
-  __device__ static float low(unsigned pair) {
-    if constexpr (is_bfloat16) return bits_as<float>(pair << 16);
-    return __low2float(bits_as<__half2>(pair));
-  }
-  __device__ static float high(unsigned pair) {
-    if constexpr (is_bfloat16) return bits_as<float>(pair & 0xffff0000u);
-    return __high2float(bits_as<__half2>(pair));
-  }
-  __device__ static unsigned maximum_or_nan(unsigned a, unsigned b) {
-    if constexpr (is_bfloat16)
-      return bits_as<unsigned>(__hmax2_nan(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
-    return bits_as<unsigned>(__hmax2_nan(bits_as<__half2>(a), bits_as<__half2>(b)));
-  }
-};
-
 /// A lane's part of a share, in registers. `quarters` says how many quarters of the largest slice the slice
 /// reaches into (with_quarters), 4, or 3 and fewer.
 template <class Problem, int quarters = 4>
