@@ -117,6 +117,34 @@ function(_kokkossoftmax_find_fast_blas out_var)
   endforeach()
 endfunction()
 
+# Sets out_var to ON when Kokkos Kernels' header says that it has no BLAS of the host.
+function(_kokkossoftmax_kernels_without_blas out_var)
+  set(${out_var}
+      OFF
+      PARENT_SCOPE
+  )
+  set(dirs "")
+  foreach(target IN ITEMS Kokkos::kokkoskernels KokkosKernels::kokkoskernels kokkoskernels)
+    if(TARGET ${target})
+      get_target_property(includes ${target} INTERFACE_INCLUDE_DIRECTORIES)
+      list(APPEND dirs ${includes})
+    endif()
+  endforeach()
+  foreach(dir IN LISTS dirs)
+    string(REGEX REPLACE "^\\$<BUILD_INTERFACE:(.*)>$" "\\1" dir "${dir}")
+    if(EXISTS "${dir}/KokkosKernels_config.h")
+      file(STRINGS "${dir}/KokkosKernels_config.h" lines REGEX "^#define KOKKOSKERNELS_ENABLE_TPL_(BLAS|MKL)")
+      if(NOT lines)
+        set(${out_var}
+            ON
+            PARENT_SCOPE
+        )
+      endif()
+      return()
+    endif()
+  endforeach()
+endfunction()
+
 # ---- Kokkos ---------------------------------------------------------------------------------------------------------
 
 if(TARGET Kokkos::kokkos)
@@ -288,14 +316,17 @@ if(_wants_linear)
     set(KokkosKernels_ENABLE_TPL_CUSPARSE OFF CACHE BOOL "")
     set(KokkosKernels_ENABLE_TPL_CUSOLVER OFF CACHE BOOL "")
     set(KokkosKernels_ENABLE_TPL_CUBLAS ${Kokkos_ENABLE_CUDA} CACHE BOOL "")
-    _kokkossoftmax_find_fast_blas(_blas_vendor)
     set(_openblas_library "")
+    set(_blas_vendor "")
+    if(KokkosKernels_ENABLE_TPL_BLAS)
+      _kokkossoftmax_find_fast_blas(_blas_vendor)
+    endif()
     # With a mangling given, Kokkos Kernels does not ask for a Fortran compiler.
     if(_blas_vendor)
       message(STATUS "KokkosSoftmax: BLAS: ${_blas_vendor}")
       set(BLA_VENDOR ${_blas_vendor})
       set(F77_BLAS_MANGLE "(name,NAME) name ## _" CACHE STRING "Names of Fortran BLAS symbols")
-    else()
+    elseif(KokkosKernels_ENABLE_TPL_BLAS)
       kokkossoftmax_fetch_openblas(_openblas)
       set(_openblas_library "${_openblas}/lib/libscipy_openblas.so")
       set(F77_BLAS_MANGLE "(name,NAME) scipy_ ## name ## _" CACHE STRING "Names of Fortran BLAS symbols")
@@ -338,5 +369,14 @@ if(_wants_linear)
                           "KokkosSoftmax_ENABLE_LINEAR to OFF or AUTO"
       )
     endif()
+  endif()
+  if(KokkosSoftmax_LINEAR)
+    _kokkossoftmax_kernels_without_blas(_without_blas)
+    if(_without_blas AND NOT KokkosSoftmax_SAID_THAT_HEADS_ARE_SLOW)
+      message(WARNING "KokkosSoftmax: this Kokkos Kernels was built without a BLAS: the heads work on the host, many "
+                      "times slower than they could"
+      )
+    endif()
+    set(KokkosSoftmax_SAID_THAT_HEADS_ARE_SLOW ${_without_blas} CACHE INTERNAL "Said once a build tree")
   endif()
 endif()

@@ -7,6 +7,11 @@
 #ifndef KOKKOSSOFTMAX_HPP
 #define KOKKOSSOFTMAX_HPP
 
+#include <KokkosSoftmax_ColumnStatistics.hpp>
 #include <KokkosSoftmax_Softmax.hpp>
+#include <KokkosSoftmax_config.hpp>
+#if defined(KOKKOSSOFTMAX_ENABLE_LINEAR)
+#include <KokkosSoftmax_Linear.hpp>
+#endif
 
 #endif

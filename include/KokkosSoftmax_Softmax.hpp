@@ -241,9 +241,9 @@ void reserve(const Exec& exec, const X& x, const Y& y, Axis axis, const T& trans
 
 /// Along the last axis.
 template <class Exec, class X, class Y, class T = impl::Identity>
-requires(Kokkos::is_execution_space_v<Exec> &&
-         !std::is_same_v<T, Axis>) void reserve(const Exec& exec, const X& x, const Y& y,
-                                                const T& transform = {}) {
+requires(Kokkos::is_execution_space_v<Exec> && !std::is_same_v<T, Axis> &&
+         !impl::view_of_operand<T>) void reserve(const Exec& exec, const X& x, const Y& y,
+                                                 const T& transform = {}) {
   reserve(exec, x, y, Axis{-1}, transform);
 }
 

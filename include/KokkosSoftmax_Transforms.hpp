@@ -8,6 +8,7 @@
 #ifndef KOKKOSSOFTMAX_TRANSFORMS_HPP
 #define KOKKOSSOFTMAX_TRANSFORMS_HPP
 
+#include <impl/KokkosSoftmax_Gelu.hpp>
 #include <impl/KokkosSoftmax_Problem.hpp>
 
 #include <cmath>
@@ -90,6 +91,19 @@ struct RowOffset {
   }
 };
 
+/// Some neighbouring values of an operand that is aligned to 16 bytes, in the accumulator's type.
+template <int width, class Acc, class T>
+KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, Acc (&to)[width]) {
+  constexpr int part = width * sizeof(T) < 16 ? width : static_cast<int>(16 / sizeof(T));
+  struct alignas(part * sizeof(T)) Part {
+    T e[part];
+  };
+  for (int p = 0; p < width / part; ++p) {
+    const Part loaded = reinterpret_cast<const Part*>(data)[p];
+    for (int i = 0; i < part; ++i) to[p * part + i] = load_as<Acc>(loaded.e[i]);
+  }
+}
+
 /// An operand with a value for each logit, or broadcast: the shape of the logits with any extent 1, or one
 /// value a column.
 template <class T>
@@ -131,6 +145,8 @@ struct LogitOperand {
     const T* data;
     index_type column_stride;
     KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const {
+      // On the host the stride of 1 has a loop of its own, which vectorises.
+      if (column_stride == 1) return data[column];
       return data[column * column_stride];
     }
   };
@@ -155,11 +171,25 @@ struct ColumnOperand {
     c.call.check_operand(name, block);
     return {view.data(), block.stride[0]};
   }
-  KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const { return data[column * stride]; }
+  KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const {
+    if (stride == 1) return data[column];
+    return data[column * stride];
+  }
 };
+
+/// Whether a bound stage gives the same object for every row.
+template <class Bound>
+KOKKOS_FORCEINLINE_FUNCTION bool rows_are_alike(const Bound& bound) {
+  if constexpr (requires { bound.has_rows_alike(); }) {
+    return bound.has_rows_alike();
+  } else {
+    return false;
+  }
+}
 
 /// Nothing happens.
 struct BoundIdentity {
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return true; }
   struct Row {
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
@@ -221,11 +251,22 @@ struct BoundCausal {
 template <class T>
 struct BoundBias {
   LogitOperand<T> bias;
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return bias.row_offset.rank == 0; }
   struct Row {
     typename LogitOperand<T>::Row bias;
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return value + load_as<Acc>(bias(column));
+    }
+    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
+      return bias.column_stride == 1 && reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0;
+    }
+    template <int width, class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
+                                                         index_type first) const {
+      Acc operand[width];
+      load_neighbours(bias.data + first, operand);
+      for (int i = 0; i < width; ++i) value[i] += operand[i];
     }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {bias.at_row(row)}; }
@@ -277,10 +318,33 @@ KOKKOS_FORCEINLINE_FUNCTION void apply_stage(const RowStage& stage, Acc& value, 
   }
 }
 
+/// Whether the operands of a stage lie so that they can be read in vectors.
+template <class RowStage>
+KOKKOS_FORCEINLINE_FUNCTION bool stage_takes_neighbours(const RowStage& stage) {
+  if constexpr (requires { stage.takes_neighbours(); }) {
+    return stage.takes_neighbours();
+  } else {
+    return true;
+  }
+}
+
+/// The same as apply_stage for neighbouring columns, the first a multiple of their number, where
+/// stage_takes_neighbours.
+template <int width, class RowStage, class Acc>
+KOKKOS_FORCEINLINE_FUNCTION void apply_stage_to_neighbours(const RowStage& stage, Acc (&value)[width],
+                                                           bool (&kept)[width], index_type first) {
+  if constexpr (requires { stage.template apply_to_neighbours<width>(value, kept, first); }) {
+    stage.template apply_to_neighbours<width>(value, kept, first);
+  } else {
+    for (int i = 0; i < width; ++i) apply_stage(stage, value[i], kept[i], first + i);
+  }
+}
+
 template <class A, class B>
 struct BoundChain {
   A a;
   B b;
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return rows_are_alike(a) && rows_are_alike(b); }
   struct Row {
     typename A::Row a;
     typename B::Row b;
@@ -288,6 +352,15 @@ struct BoundChain {
     KOKKOS_FORCEINLINE_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
       apply_stage(a, value, kept, column);
       apply_stage(b, value, kept, column);
+    }
+    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
+      return stage_takes_neighbours(a) && stage_takes_neighbours(b);
+    }
+    template <int width, class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
+                                                         index_type first) const {
+      apply_stage_to_neighbours<width>(a, value, kept, first);
+      apply_stage_to_neighbours<width>(b, value, kept, first);
     }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {a.at_row(row), b.at_row(row)}; }
@@ -305,6 +378,18 @@ KOKKOS_FORCEINLINE_FUNCTION Acc transformed(const TransformRow& row, Acc value, 
     Acc result = value;
     apply_stage(row, result, kept, column);
     return kept ? result : -infinity_v<Acc>;
+  }
+}
+
+/// The same for neighbouring logits in the registers of a device's thread, to the same bits.
+template <int width, class Acc, class TransformRow>
+KOKKOS_FORCEINLINE_FUNCTION void transform_neighbours(const TransformRow& row, Acc (&value)[width],
+                                                      index_type first) {
+  if constexpr (!std::is_same_v<TransformRow, BoundIdentity::Row>) {
+    bool kept[width];
+    for (int i = 0; i < width; ++i) kept[i] = value[i] != -infinity_v<Acc>;
+    apply_stage_to_neighbours<width>(row, value, kept, first);
+    for (int i = 0; i < width; ++i) value[i] = kept[i] ? value[i] : -infinity_v<Acc>;
   }
 }
 
@@ -517,15 +602,14 @@ struct ReluFunction {
 struct GeluErfFunction {
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
-    return Acc(0.5) * value * (Acc(1) + Kokkos::erf(value * Acc(0.70710678118654752440)));
+    return gelu_by_erf(value);
   }
 };
 
 struct GeluTanhFunction {
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
-    const Acc inner = Acc(0.79788456080286535588) * (value + Acc(0.044715) * value * value * value);
-    return Acc(0.5) * value * (Acc(1) + Kokkos::tanh(inner));
+    return gelu_by_tanh(value);
   }
 };
 

@@ -64,11 +64,13 @@ inline const std::vector<ForceRule>& environment_force_rules() {
 }
 
 /// The implementation that is forced for an operation on a backend: the innermost scope counts, then the
-/// environment, and within each the last rule that fits.
+/// environment, and within each the last rule that fits. A step of an operation ("linear_softmax/softmax")
+/// has candidates of its own, so only a rule that names the step forces one.
 inline const std::string* forced_implementation(std::string_view operation, std::string_view backend) {
   const auto find = [&](const std::vector<ForceRule>& rules) -> const std::string* {
+    const bool is_step = operation.find('/') != std::string_view::npos;
     for (auto rule = rules.rbegin(); rule != rules.rend(); ++rule) {
-      if ((rule->operation.empty() || rule->operation == operation) &&
+      if ((rule->operation == operation || (rule->operation.empty() && !is_step)) &&
           (rule->backend.empty() || rule->backend == backend)) {
         return &rule->implementation;
       }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/cuda_graph.hpp"
 #include "../support/transform_cases.hpp"
 
 #if defined(KOKKOS_ENABLE_CUDA)
@@ -15,55 +16,6 @@ namespace {
 
 using namespace tests;
 using Exec = Kokkos::Cuda;
-
-#define EXPECT_CUDA(call) EXPECT_EQ(call, cudaSuccess) << cudaGetErrorString(cudaGetLastError())
-
-class Stream {
- public:
-  Stream() { EXPECT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~Stream() { EXPECT_CUDA(cudaStreamDestroy(stream_)); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  cudaStream_t stream_;
-};
-
-// What is captured is done exactly when launch() says so.
-class Graph {
- public:
-  template <class Body>
-  Graph(cudaStream_t stream, Body&& body, cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal)
-      : stream_(stream) {
-    EXPECT_CUDA(cudaStreamBeginCapture(stream, mode));
-    try {
-      body();
-    } catch (const std::exception& error) {
-      failure_ = error.what();
-    }
-    cudaGraph_t graph = nullptr;
-    EXPECT_CUDA(cudaStreamEndCapture(stream, &graph));
-    if (!graph) return;
-    EXPECT_CUDA(cudaGraphGetNodes(graph, nullptr, &nodes_));
-    EXPECT_CUDA(cudaGraphInstantiate(&executable_, graph, 0));
-    EXPECT_CUDA(cudaGraphDestroy(graph));
-  }
-  ~Graph() {
-    if (executable_) EXPECT_CUDA(cudaGraphExecDestroy(executable_));
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-  void launch() const { EXPECT_CUDA(cudaGraphLaunch(executable_, stream_)); }
-  std::size_t nodes() const { return nodes_; }
-  const std::string& failure() const { return failure_; }
-
- private:
-  cudaStream_t stream_;
-  cudaGraphExec_t executable_ = nullptr;
-  std::size_t nodes_ = 0;
-  std::string failure_;
-};
 
 // Captures one call, replays it a hundred times on ten sets of logits. False when the implementation refuses.
 template <class T, int rank, class... Transform>

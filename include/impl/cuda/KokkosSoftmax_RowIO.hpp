@@ -58,24 +58,48 @@ struct RowRegisters {
     }
   }
 
+  /// A thread's part of a row as it lies in memory.
+  struct Raw {
+    InVector vector[vectors];
+  };
+
+  /// Whether every thread has whole vectors: the loops without a look at the end of the row.
+  template <int group>
+  __device__ static bool is_full(index_type columns, const RowThreads<group>& threads) {
+    return columns == threads.count * (vectors * width);
+  }
+
+  /// Reads a row that is aligned to 16 bytes; past its end -inf.
+  template <int group>
+  __device__ static void fetch_aligned(const In* x, index_type columns, const RowThreads<group>& threads,
+                                       Raw& raw) {
+    if (is_full(columns, threads)) {
+      const InVector* from = reinterpret_cast<const InVector*>(x) + threads.index;
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) raw.vector[k] = load_streaming(from + k * threads.count);
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      const int first = (k * threads.count + threads.index) * width;
+      if (first + width <= columns) {
+        raw.vector[k] = load_streaming(reinterpret_cast<const InVector*>(x + first));
+      } else {
+#pragma unroll
+        for (int i = 0; i < width; ++i)
+          raw.vector[k].e[i] = first + i < columns ? x[first + i] : store_as<In>(-infinity_v<Acc>);
+      }
+    }
+  }
+
   /// Reads and transforms the row; past its end -inf.
   template <int group, class TransformRow>
   __device__ void load(const In* x, index_type columns, const RowThreads<group>& threads,
                        const TransformRow& transform) {
     const bool aligned = __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(x) % 16 == 0);
-    InVector raw[vectors];
-    const In past_end = store_as<In>(-infinity_v<Acc>);
+    Raw raw;
     if (aligned) {
-#pragma unroll
-      for (int k = 0; k < vectors; ++k) {
-        const int first = (k * threads.count + threads.index) * width;
-        if (first + width <= columns) {
-          raw[k] = load_streaming(reinterpret_cast<const InVector*>(x + first));
-        } else {
-#pragma unroll
-          for (int i = 0; i < width; ++i) raw[k].e[i] = first + i < columns ? x[first + i] : past_end;
-        }
-      }
+      fetch_aligned(x, columns, threads, raw);
     } else {
       const int lane = threads.lane();
 #pragma unroll
@@ -83,38 +107,31 @@ struct RowRegisters {
         const int first = (k * threads.count + threads.index - lane) * width + lane;
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          raw[k].e[i] = first + i * group < columns ? x[first + i * group] : past_end;
+          raw.vector[k].e[i] =
+              first + i * group < columns ? x[first + i * group] : store_as<In>(-infinity_v<Acc>);
         }
       }
       In* staging = reinterpret_cast<In*>(threads.staging);
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
 #pragma unroll
-        for (int i = 0; i < width; ++i) staging[i * group + lane] = raw[k].e[i];
+        for (int i = 0; i < width; ++i) staging[i * group + lane] = raw.vector[k].e[i];
         __syncwarp();
-        raw[k] = reinterpret_cast<const InVector*>(threads.staging)[lane];
+        raw.vector[k] = reinterpret_cast<const InVector*>(threads.staging)[lane];
         __syncwarp();
       }
     }
+    take(raw, columns, threads, transform);
+  }
+
+  /// Transforms what was read.
+  template <int group, class TransformRow>
+  __device__ void take(const Raw& raw, index_type columns, const RowThreads<group>& threads,
+                       const TransformRow& transform) {
     if constexpr (packed) {
-      memcpy(held, raw, sizeof(held));
+      memcpy(held, &raw, sizeof(held));
     } else {
-#pragma unroll
-      for (int k = 0; k < vectors; ++k) {
-        const int first = (k * threads.count + threads.index) * width;
-        Acc* v = held + k * width;
-        if (first + width <= columns) {
-#pragma unroll
-          for (int i = 0; i < width; ++i)
-            v[i] = transformed<Acc>(transform, load_as<Acc>(raw[k].e[i]), first + i);
-        } else {
-#pragma unroll
-          for (int i = 0; i < width; ++i) {
-            v[i] = first + i < columns ? transformed<Acc>(transform, load_as<Acc>(raw[k].e[i]), first + i)
-                                       : -infinity_v<Acc>;
-          }
-        }
-      }
+      take_values(raw, columns, threads, transform);
     }
   }
 
@@ -123,15 +140,23 @@ struct RowRegisters {
   __device__ void store(Out* y, index_type columns, const RowThreads<group>& threads,
                         const Output& output) const {
     const bool aligned = __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(y) % store_bytes == 0);
+    if (aligned && is_full(columns, threads)) {
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        OutVector out;
+        round_outputs(k, output, out);
+        OutPart* to = reinterpret_cast<OutPart*>(y + (k * threads.count + threads.index) * width);
+#pragma unroll
+        for (int p = 0; p < stores; ++p) store_streaming(to + p, out.part[p]);
+      }
+      return;
+    }
     const int lane = threads.lane();
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       const int first = (k * threads.count + threads.index) * width;
       OutVector out;
-      Acc v[width];
-#pragma unroll
-      for (int i = 0; i < width; ++i) v[i] = output(value(k * width + i));
-      convert(v, out);
+      round_outputs(k, output, out);
       if (aligned) {
         if (first + width <= columns) {
 #pragma unroll
@@ -160,6 +185,41 @@ struct RowRegisters {
   }
 
  private:
+  template <int group, class TransformRow>
+  __device__ void take_values(const Raw& raw, index_type columns, const RowThreads<group>& threads,
+                              const TransformRow& transform) {
+    if (is_full(columns, threads) && stage_takes_neighbours(transform)) {
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        Acc part[width];
+#pragma unroll
+        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw.vector[k].e[i]);
+        transform_neighbours<width>(transform, part, (k * threads.count + threads.index) * width);
+#pragma unroll
+        for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
+      }
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      const int first = (k * threads.count + threads.index) * width;
+      Acc* v = held + k * width;
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        v[i] = first + i < columns ? transformed<Acc>(transform, load_as<Acc>(raw.vector[k].e[i]), first + i)
+                                   : -infinity_v<Acc>;
+      }
+    }
+  }
+
+  template <class Output>
+  __device__ void round_outputs(int k, const Output& output, OutVector& out) const {
+    Acc v[width];
+#pragma unroll
+    for (int i = 0; i < width; ++i) v[i] = output(value(k * width + i));
+    convert(v, out);
+  }
+
   /// Rounds a vector; 16-bit scalars in pairs, one instruction each.
   __device__ static void convert(const Acc* v, OutVector& out) {
     if constexpr (is_16_bit_v<Out> && std::is_same_v<Acc, float>) {

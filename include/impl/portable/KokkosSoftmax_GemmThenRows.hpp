@@ -1,0 +1,517 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// A head as a library's GEMM, then the softmax of its result: brings the operands into the form that GEMMs
+/// of the BLAS family take, cuts them into panels, and says which memory that needs.
+
+#ifndef KOKKOSSOFTMAX_GEMMTHENROWS_HPP
+#define KOKKOSSOFTMAX_GEMMTHENROWS_HPP
+
+#include <impl/KokkosSoftmax_LinearProblem.hpp>
+#include <impl/KokkosSoftmax_SoftmaxCandidates.hpp>
+#include <impl/portable/KokkosSoftmax_ColumnStatistics.hpp>
+
+#include <climits>
+#include <string>
+#include <string_view>
+
+namespace KokkosSoftmax::impl {
+
+/// A matrix as BLAS knows it: one dimension contiguous, the other with a stride that is no less than the
+/// first's extent and fits an int.
+template <class T>
+struct BlasMatrix {
+  T* data;
+  index_type rows, columns;
+  index_type leading;
+  bool columns_contiguous;  ///< the elements of a row are neighbours
+
+  BlasMatrix row_panel(index_type first, index_type count) const {
+    return {data + first * (columns_contiguous ? leading : 1), count, columns, leading, columns_contiguous};
+  }
+  BlasMatrix column_panel(index_type first, index_type count) const {
+    return {data + first * (columns_contiguous ? 1 : leading), rows, count, leading, columns_contiguous};
+  }
+};
+
+/// BLAS takes extents and strides as int; more rows than this are cut into panels.
+inline constexpr index_type most_blas_rows = index_type(1) << 30;
+
+/// What a matrix looks like to BLAS; `leading` is 0 when BLAS cannot take it as it is.
+template <class T>
+BlasMatrix<T> as_blas_matrix(const Matrix<T>& m) {
+  const bool one_row = m.rows <= 1, one_column = m.columns <= 1;
+  const auto fits = [](index_type leading, index_type extent) {
+    return leading >= extent && leading <= INT_MAX;
+  };
+  // The stride of a dimension of one element says nothing.
+  const index_type across_rows = one_row ? std::max<index_type>(1, m.columns) : m.row_stride;
+  if ((one_column || m.column_stride == 1) && fits(across_rows, std::max<index_type>(1, m.columns))) {
+    return {m.data, m.rows, m.columns, across_rows, true};
+  }
+  const index_type across_columns = one_column ? std::max<index_type>(1, m.rows) : m.column_stride;
+  if ((one_row || m.row_stride == 1) && fits(across_columns, std::max<index_type>(1, m.rows))) {
+    return {m.data, m.rows, m.columns, across_columns, false};
+  }
+  return {m.data, m.rows, m.columns, 0, true};
+}
+
+/// Copies a matrix into contiguous memory, in the type of the GEMM.
+template <class Exec, class From, class To>
+struct Pack {
+  static constexpr index_type width = runs_on_host_v<Exec> ? 1024 : 1;
+  const From* from;
+  To* to;
+  index_type slow, fast, slow_stride, fast_stride;
+
+  KOKKOS_FUNCTION void operator()(index_type item) const {
+    const index_type pieces = ceil_div(fast, width);
+    const index_type s = item / pieces, first = (item - s * pieces) * width;
+    const index_type count = fast - first < width ? fast - first : width;
+    const From* source = from + s * slow_stride + first * fast_stride;
+    To* target = to + s * fast + first;
+    if (fast_stride == 1) {
+      for (index_type i = 0; i < count; ++i) target[i] = converted(source[i]);
+    } else {
+      for (index_type i = 0; i < count; ++i) target[i] = converted(source[i * fast_stride]);
+    }
+  }
+
+  static KOKKOS_FORCEINLINE_FUNCTION To converted(const From& value) {
+    if constexpr (std::is_same_v<From, To>) {
+      return value;
+    } else {
+      return static_cast<To>(load_as<To>(value));
+    }
+  }
+};
+
+template <class Exec, class T>
+struct FillZero {
+  Matrix<T> matrix;
+  KOKKOS_FUNCTION void operator()(index_type i) const {
+    const index_type row = i / matrix.columns;
+    matrix.data[row * matrix.row_stride + (i - row * matrix.columns) * matrix.column_stride] = T(0);
+  }
+};
+
+/// Panels of rows have the transform's row index counted from the first row of all.
+template <class Inner>
+struct BoundRowShift {
+  using Row = typename Inner::Row;
+  Inner inner;
+  index_type first_row;
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return inner.at_row(row + first_row); }
+};
+
+template <class Transform>
+auto shift_rows(const Transform& transform, index_type first_row) {
+  if constexpr (std::is_same_v<Transform, BoundIdentity>) {
+    return transform;
+  } else {
+    return BoundRowShift<Transform>{transform, first_row};
+  }
+}
+
+/// (value - mean) * factor + beta. The mean of a batch is in two parts, so that its rounding does not show
+/// where the columns' values are large beside their spread.
+template <class Acc, bool split_mean>
+struct BoundNormalizer {
+  const Acc* factor;  ///< the arrays lie one after the other, `distance` from each to the next
+  index_type distance;
+  KOKKOS_FORCEINLINE_FUNCTION const Acc* beta() const { return factor + distance; }
+  KOKKOS_FORCEINLINE_FUNCTION const Acc* mean() const { return factor + 2 * distance; }
+  KOKKOS_FORCEINLINE_FUNCTION const Acc* mean_rest() const { return factor + 3 * distance; }
+
+  struct Row {
+    BoundNormalizer all;
+    KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
+      Acc difference = value - all.mean()[column];
+      if constexpr (split_mean) difference -= all.mean_rest()[column];
+      return difference * all.factor[column] + all.beta()[column];
+    }
+    template <int width>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
+                                                         index_type first) const {
+      Acc operand[width];
+      load_neighbours(all.mean() + first, operand);
+      for (int i = 0; i < width; ++i) value[i] -= operand[i];
+      if constexpr (split_mean) {
+        load_neighbours(all.mean_rest() + first, operand);
+        for (int i = 0; i < width; ++i) value[i] -= operand[i];
+      }
+      Acc shift[width];
+      load_neighbours(all.factor + first, operand);
+      load_neighbours(all.beta() + first, shift);
+      for (int i = 0; i < width; ++i) value[i] = value[i] * operand[i] + shift[i];
+    }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {*this}; }
+
+  /// Arrays of whole vectors.
+  static index_type distance_for(index_type columns) { return ceil_div(columns, 32) * 32; }
+};
+
+/// From a column's moments to its normalizer; updates the running statistics.
+template <class Acc, class Statistics>
+struct MakeNormalizer {
+  Statistics statistics;
+  Acc* factor;
+  index_type distance;
+  double rows;
+
+  KOKKOS_FORCEINLINE_FUNCTION void operator()(index_type column, SplitMean column_mean,
+                                              double squares) const {
+    const double variance = squares / rows + statistics.eps;
+    const Acc mean = static_cast<Acc>(column_mean.value);
+    factor[column + 2 * distance] = mean;
+    factor[column + 3 * distance] =
+        static_cast<Acc>((column_mean.value - static_cast<double>(mean)) + column_mean.rest);
+    // A column without spread gives beta, also when eps is 0.
+    factor[column] = static_cast<Acc>(
+        variance == 0 ? 0 : load_as<double>(statistics.gamma(column)) / Kokkos::sqrt(variance));
+    factor[column + distance] = load_as<Acc>(statistics.beta(column));
+    if (statistics.running_mean.data) blend(statistics.running_mean(column), column_mean.value);
+    if (statistics.running_variance.data) blend(statistics.running_variance(column), squares / (rows - 1));
+  }
+
+ private:
+  template <class T>
+  KOKKOS_FORCEINLINE_FUNCTION void blend(T& running, double now) const {
+    running = store_as<T>((1 - statistics.momentum) * load_as<double>(running) + statistics.momentum * now);
+  }
+};
+
+/// A BatchNorm with given statistics as normalizer: one square root and one division a column instead of one
+/// an element.
+template <class Acc, class BatchNorm>
+struct MakeGivenNormalizer {
+  BatchNorm given;
+  Acc* factor;
+  index_type distance;
+
+  KOKKOS_FUNCTION void operator()(index_type column) const {
+    factor[column] = static_cast<Acc>(load_as<double>(given.gamma(column)) /
+                                      Kokkos::sqrt(load_as<double>(given.variance(column)) + given.eps));
+    factor[column + distance] = load_as<Acc>(given.beta(column));
+    factor[column + 2 * distance] = load_as<Acc>(given.mean(column));
+  }
+};
+
+/// Replaces the BatchNorms of a bound transform by normalizers in scratch memory.
+template <class Exec, class Acc>
+class PrepareBatchNorms {
+ public:
+  /// `normalizers` has room for four arrays for each BatchNorm. Without `fill` they are only named.
+  PrepareBatchNorms(const Exec& exec, const std::string& label, Acc* normalizers, index_type columns,
+                    bool fill)
+      : exec_(exec), label_(label), next_(normalizers), columns_(columns), fill_(fill) {}
+
+  template <class T>
+  T operator()(const T& transform) {
+    return transform;
+  }
+  template <class M, class V, class G, class B>
+  auto operator()(const BoundBatchNorm<M, V, G, B>& given) {
+    using Normalizer = BoundNormalizer<Acc, false>;
+    const Normalizer normalizer{next_, Normalizer::distance_for(columns_)};
+    const MakeGivenNormalizer<Acc, BoundBatchNorm<M, V, G, B>> make{given, next_, normalizer.distance};
+    next_ += 4 * normalizer.distance;
+    if (fill_) launch_range(exec_, label_ + "::batch_norm", columns_, make);
+    return normalizer;
+  }
+  template <class A, class B>
+  auto operator()(const BoundChain<A, B>& chain) {
+    const auto a = (*this)(chain.a);
+    const auto b = (*this)(chain.b);
+    return BoundChain<std::remove_const_t<decltype(a)>, std::remove_const_t<decltype(b)>>{a, b};
+  }
+
+ private:
+  const Exec& exec_;
+  std::string label_;
+  Acc* next_;
+  index_type columns_;
+  bool fill_;
+};
+
+struct LinearScratch;
+
+/// How a head is cut, and where its scratch lies. Depends on types, extents and layout alone, because it
+/// decides the bits. What is needed beside the operands:
+///   Y float or double (and no smaller than X and W), one of its strides 1: the logits are in Y, nothing;
+///   Y of 16 bits, of float where X or W is double, or with two strides: the logits of a panel of rows, at
+///     least 1024 rows of N accumulators and at most 64 MiB if that is more; with batch statistics of all
+///     rows;
+///   an operand that the GEMM cannot take (its scalar, or two strides): a packed panel of it, of X as many
+///     rows as the panel, of W at most 16 MiB (host) or 1 GiB (device), and no less than 256 rows;
+///   batch statistics: 16 bytes a column for each chunk of rows, and four accumulators a column; so has each
+///     BatchNorm with given statistics.
+template <class Exec, class Gemm, class Problem>
+struct GemmPlan {
+  using Acc = typename Problem::Acc;
+  using XT = std::remove_const_t<typename Problem::X>;
+  using WT = std::remove_const_t<typename Problem::W>;
+  using Operand = typename Gemm::template Operand<XT, WT, Acc>;
+
+  BlasMatrix<const Operand> x{}, w{};
+  BlasMatrix<Acc> logits{};
+  bool pack_x = false, pack_w = false, y_holds_logits = false;
+  index_type panel_rows = 0, panel_columns = 0, logits_rows = 0;
+  std::size_t x_at = 0, w_at = 0, logits_at = 0, moments_at = 0, normalizer_at = 0, bytes = 0;
+
+  explicit GemmPlan(const Problem& p) {
+    const index_type m = p.x.rows, n = p.w.rows, k = p.x.columns;
+    pack_x = !take(p.x, x);
+    pack_w = !take(p.w, w);
+    if constexpr (std::is_same_v<typename Problem::Y, Acc>) {
+      logits = as_blas_matrix(p.y);
+      y_holds_logits = logits.leading > 0;
+    }
+    if (!y_holds_logits) logits = {nullptr, m, n, std::max<index_type>(1, n), true};
+    if constexpr (Gemm::template avoids_small_dot_products<Exec>) {
+      // There the library sums with atomics, in any order: give the left operand another orientation.
+      auto& left = logits.columns_contiguous ? w : x;
+      const auto& right = logits.columns_contiguous ? x : w;
+      if (m * n < 1600 && m < 1600 && n < 1600 && left.columns_contiguous && right.columns_contiguous) {
+        (logits.columns_contiguous ? pack_w : pack_x) = true;
+        left.columns_contiguous = false;
+      }
+    }
+
+    panel_rows = std::min(m, most_blas_rows);
+    const std::size_t row_bytes = (pack_x ? static_cast<std::size_t>(k) * sizeof(Operand) : 0) +
+                                  (y_holds_logits ? 0 : static_cast<std::size_t>(n) * sizeof(Acc));
+    if (row_bytes > 0) {
+      panel_rows = std::min(panel_rows, std::max<index_type>(1024, (index_type(64) << 20) / row_bytes));
+    }
+    panel_columns = n;
+    if (pack_w && k > 0) {
+      const index_type budget = runs_on_host_v<Exec> ? index_type(16) << 20 : index_type(1) << 30;
+      const index_type rows = budget / (k * static_cast<index_type>(sizeof(Operand)));
+      panel_columns = std::min(n, std::max<index_type>(256, rows));
+    }
+    logits_rows = y_holds_logits ? 0 : Problem::Head::has_statistics ? m : panel_rows;
+
+    x_at = take_bytes(pack_x ? panel_rows * k : 0, sizeof(Operand));
+    w_at = take_bytes(pack_w ? panel_columns * k : 0, sizeof(Operand));
+    logits_at = take_bytes(logits_rows * n, sizeof(Acc));
+    if (Problem::Head::has_statistics) {
+      moments_at = take_bytes(static_cast<index_type>(column_statistics_bytes<Exec>(m, n)), 1);
+    }
+    normalizer_at =
+        take_bytes(4 * BoundNormalizer<Acc, true>::distance_for(n) * Problem::Head::normalizers, sizeof(Acc));
+  }
+
+ private:
+  template <class T>
+  static bool take(const Matrix<const T>& matrix, BlasMatrix<const Operand>& as) {
+    as.rows = matrix.rows;
+    as.columns = matrix.columns;
+    // A packed copy is in the order of the original.
+    as.columns_contiguous = matrix.column_stride <= matrix.row_stride || matrix.rows <= 1;
+    if constexpr (std::is_same_v<T, Operand>) {
+      const auto direct = as_blas_matrix(matrix);
+      if (direct.leading > 0) {
+        as = direct;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  std::size_t take_bytes(index_type count, std::size_t size) {
+    const std::size_t at = bytes;
+    bytes += (static_cast<std::size_t>(count) * size + 255) / 256 * 256;
+    return at;
+  }
+};
+
+/// A candidate made from a GEMM. `Gemm` has
+///   static constexpr const char* name;
+///   template <class Exec, class Problem> static constexpr bool supports;
+///   template <class Exec, class Problem> static std::string_view refuse(const Exec&, const Problem&);
+///   template <class X, class W, class Acc> using Operand       what X and W are to be brought to;
+///   template <class Exec> static constexpr bool avoids_small_dot_products;
+///   static void multiply(exec, precision, x, w, logits)         logits = x w^T on BlasMatrix, x with K > 0;
+///   static void reserve(exec).
+template <class Gemm>
+struct GemmThenRows {
+  static constexpr const char* name = Gemm::name;
+
+  template <class Exec, class Problem>
+  static constexpr bool supports = Gemm::template supports<Exec, Problem>;
+
+  template <class Exec, class Problem>
+  static std::string_view refuse(const Exec& exec, const Problem& p) {
+    if (p.x.columns > INT_MAX) return "BLAS counts K in an int, and it is larger";
+    if (p.w.rows > INT_MAX) return "BLAS counts N in an int, and it is larger";
+    return Gemm::refuse(exec, p);
+  }
+
+  template <class Exec, class Problem>
+  static void run(const Exec& exec, const Problem& p) {
+    using Acc = typename Problem::Acc;
+    const GemmPlan<Exec, Gemm, Problem> plan(p);
+    char* scratch = plan.bytes ? static_cast<char*>(Pool<Exec>::get(exec, plan.bytes)) : nullptr;
+    const index_type m = p.x.rows;
+    BlasMatrix<Acc> logits = plan.logits;
+    if (!plan.y_holds_logits) logits.data = reinterpret_cast<Acc*>(scratch + plan.logits_at);
+    const bool softmax_by_panels = !plan.y_holds_logits && !Problem::Head::has_statistics;
+    const auto use = [&](auto implementation, const auto& problem) { implementation.run(exec, problem); };
+    const auto transform = prepared(exec, p, plan, scratch, true);
+    for (index_type first = 0; first < m; first += plan.panel_rows) {
+      const index_type rows = std::min(plan.panel_rows, m - first);
+      const BlasMatrix<Acc> panel = logits.row_panel(softmax_by_panels ? 0 : first, rows);
+      multiply(exec, p, plan, scratch, first, panel);
+      if (softmax_by_panels) {
+        rows_of(exec, p, as_matrix(panel), p.y.row_panel(first, rows), transform, first, use);
+      }
+    }
+    if constexpr (Problem::Head::has_statistics) statistics(exec, p, plan, scratch, as_matrix(logits));
+    if (!softmax_by_panels) rows_of(exec, p, as_matrix(logits), p.y, transform, 0, use);
+    last_implementation_slot() = name;
+  }
+
+  /// Makes what run() needs.
+  template <class Exec, class Problem>
+  static void reserve(const Exec& exec, const Problem& p) {
+    using Acc = typename Problem::Acc;
+    const GemmPlan<Exec, Gemm, Problem> plan(p);
+    if (plan.bytes) Pool<Exec>::reserve(exec, plan.bytes);
+    Gemm::reserve(exec);
+    const auto use = [&](auto implementation, const auto& problem) {
+      implementation.reserve(exec, problem);
+      auto no_rows = problem;
+      no_rows.geometry.rows = 0;
+      implementation.run(exec, no_rows);
+    };
+    BlasMatrix<Acc> logits = plan.logits;
+    Matrix<typename Problem::Y> y = p.y;
+    if (!plan.y_holds_logits) logits.rows = y.rows = plan.logits_rows;
+    char* scratch = plan.bytes ? static_cast<char*>(Pool<Exec>::get(exec, plan.bytes)) : nullptr;
+    if (!plan.y_holds_logits) logits.data = reinterpret_cast<Acc*>(scratch + plan.logits_at);
+    rows_of(exec, p, as_matrix(logits), y, prepared(exec, p, plan, scratch, false), 0, use);
+  }
+
+ private:
+  template <class Exec>
+  using Pool = ScratchPool<typename Exec::memory_space, LinearScratch>;
+
+  template <class T>
+  static Matrix<T> as_matrix(const BlasMatrix<T>& b) {
+    return {b.data, b.rows, b.columns, b.columns_contiguous ? b.leading : 1,
+            b.columns_contiguous ? 1 : b.leading};
+  }
+
+  template <class Exec, class From, class To>
+  static BlasMatrix<const To> pack(const Exec& exec, const std::string& label, const Matrix<const From>& from,
+                                   bool columns_contiguous, To* to) {
+    using Copy = Pack<Exec, std::remove_const_t<From>, To>;
+    const index_type slow = columns_contiguous ? from.rows : from.columns;
+    const index_type fast = columns_contiguous ? from.columns : from.rows;
+    const Copy copy{from.data,
+                    to,
+                    slow,
+                    fast,
+                    columns_contiguous ? from.row_stride : from.column_stride,
+                    columns_contiguous ? from.column_stride : from.row_stride};
+    launch_range(exec, label, slow * ceil_div(fast, Copy::width), copy);
+    return {to, from.rows, from.columns, fast, columns_contiguous};
+  }
+
+  /// The logits of some rows, from panels of W.
+  template <class Exec, class Problem, class Plan, class Acc>
+  static void multiply(const Exec& exec, const Problem& p, const Plan& plan, char* scratch, index_type first,
+                       const BlasMatrix<Acc>& logits) {
+    using Operand = typename Plan::Operand;
+    const std::string label = std::string("KokkosSoftmax::") + p.name();
+    if (p.x.columns == 0) {
+      launch_range(exec, label + "::zero", logits.rows * logits.columns,
+                   FillZero<Exec, Acc>{as_matrix(logits)});
+      return;
+    }
+    const BlasMatrix<const Operand> x =
+        plan.pack_x ? pack(exec, label + "::pack_x", p.x.row_panel(first, logits.rows),
+                           plan.x.columns_contiguous, reinterpret_cast<Operand*>(scratch + plan.x_at))
+                    : plan.x.row_panel(first, logits.rows);
+    for (index_type column = 0; column < p.w.rows; column += plan.panel_columns) {
+      const index_type columns = std::min(plan.panel_columns, p.w.rows - column);
+      const BlasMatrix<const Operand> w =
+          plan.pack_w ? pack(exec, label + "::pack_w", p.w.row_panel(column, columns),
+                             plan.w.columns_contiguous, reinterpret_cast<Operand*>(scratch + plan.w_at))
+                      : plan.w.row_panel(column, columns);
+      Gemm::multiply(exec, p.precision, x, w, logits.column_panel(column, columns));
+    }
+  }
+
+  template <class Exec, class Problem, class Plan, class Acc>
+  static void statistics(const Exec& exec, const Problem& p, const Plan& plan, char* scratch,
+                         const Matrix<Acc>& logits) {
+    const auto normalizer = normalizer_at(p, plan, scratch);
+    const MakeNormalizer<Acc, typename Problem::Head::Statistics> sink{
+        p.head.statistics, const_cast<Acc*>(normalizer.factor), normalizer.distance,
+        static_cast<double>(logits.rows)};
+    const ColumnsProblem<Acc, Acc, typename Problem::Head::Before> columns{
+        logits.data, logits.rows, logits.columns, logits.row_stride, logits.column_stride, p.head.before};
+    run_column_statistics(exec, std::string("KokkosSoftmax::") + p.name() + "::statistics", columns,
+                          reinterpret_cast<Moments*>(scratch + plan.moments_at), sink);
+  }
+
+  template <class Problem, class Plan>
+  static auto normalizer_at(const Problem& p, const Plan& plan, char* scratch) {
+    using Acc = typename Problem::Acc;
+    using Normalizer = BoundNormalizer<Acc, true>;
+    return Normalizer{reinterpret_cast<const Acc*>(scratch + plan.normalizer_at),
+                      Normalizer::distance_for(p.w.rows)};
+  }
+
+  /// The head's transform, its BatchNorms as normalizers; that of the batch's statistics is first.
+  template <class Exec, class Problem, class Plan>
+  static auto prepared(const Exec& exec, const Problem& p, const Plan& plan, char* scratch, bool fill) {
+    using Acc = typename Problem::Acc;
+    Acc* normalizers = reinterpret_cast<Acc*>(scratch + plan.normalizer_at);
+    const index_type n = p.w.rows;
+    const std::string label = std::string("KokkosSoftmax::") + p.name();
+    if constexpr (Problem::Head::has_statistics) {
+      const auto normalizer = normalizer_at(p, plan, scratch);
+      PrepareBatchNorms<Exec, Acc> prepare(exec, label, normalizers + 4 * normalizer.distance, n, fill);
+      const auto before = prepare(p.head.before);
+      const auto after = prepare(p.head.after);
+      using Before =
+          BoundChain<std::remove_const_t<decltype(before)>, std::remove_const_t<decltype(normalizer)>>;
+      return BoundChain<Before, std::remove_const_t<decltype(after)>>{{before, normalizer}, after};
+    } else {
+      PrepareBatchNorms<Exec, Acc> prepare(exec, label, normalizers, n, fill);
+      return prepare(p.head.transform);
+    }
+  }
+
+  /// Hands the softmax of the logits, in canonical form, to its implementation.
+  template <class Exec, class Problem, class Acc, class Transform, class Use>
+  static void rows_of(const Exec& exec, const Problem& p, const Matrix<Acc>& logits,
+                      const Matrix<typename Problem::Y>& y, const Transform& transform, index_type first_row,
+                      const Use& use) {
+    const Block x_block = logits.block(), y_block = y.block();
+    LogitShape shape;
+    shape.rank = 2;
+    shape.axis = 1;
+    shape.extent[0] = shape.rows = logits.rows;
+    shape.extent[1] = shape.columns = logits.columns;
+    const auto shifted = shift_rows(transform, first_row);
+    const RowsProblem<Acc, typename Problem::Y, std::remove_const_t<decltype(shifted)>> problem{
+        logits.data,
+        y.data,
+        p.operation,
+        axis_is_strided(shape, x_block),
+        RowGeometry::of(shape, x_block, y_block),
+        shifted};
+    SoftmaxCandidates::choose(p.softmax_step(), exec, problem,
+                              [&](auto implementation) { use(implementation, problem); });
+  }
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
