@@ -19,8 +19,11 @@ namespace KokkosSoftmax::impl {
 /// The (max, sum) of a part of a row.
 template <class Acc>
 struct PartialSoftmax {
-  Acc max = -largest_v<Acc>;
-  ExactSum<Acc> sum = ExactSum<Acc>::of(Acc(0));
+  Acc max;
+  ExactSum<Acc> sum;
+
+  /// Of no element. (No member initializers: these are in shared memory too.)
+  __device__ static PartialSoftmax none() { return {-largest_v<Acc>, ExactSum<Acc>::of(Acc(0))}; }
 
   /// The same bits whichever of the two comes first.
   __device__ void join(const PartialSoftmax& other) {

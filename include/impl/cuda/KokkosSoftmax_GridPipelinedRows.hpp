@@ -366,7 +366,7 @@ struct GridPipelinedBlock {
   /// One of the collectors.
   __device__ void collect(int collector) const {
     index_type have = -1;
-    SlicedRowResult<Problem> result(problem.operation, {});
+    SlicedRowResult<Problem> result{};
     RingCursor at{collector, 0};
     for (;; at.advance(shape.slots, GridPipelinedShape::collectors<In>)) {
       mbarrier_wait_parity(&ring.full[at.slot], at.parity);
@@ -442,8 +442,7 @@ struct GridPipelinedBlock {
       found = mine.reduce([&]([[maybe_unused]] int i, [[maybe_unused]] Acc value, [[maybe_unused]] Acc e) {
         if constexpr (writes_back) {
           const int c = mine.column(i, warp, lane);
-          if ((keeps_exponentials || keeps_logits) &&
-              (i < mine.steps - mine.steps_of_quarter || c < in.columns))
+          if ((keeps_exponentials || keeps_logits) && (mine.is_whole(i / mine.unit) || c < in.columns))
             reinterpret_cast<Acc*>(data)[c] = keeps_exponentials ? e : value;
         }
       });

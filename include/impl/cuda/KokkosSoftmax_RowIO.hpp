@@ -25,10 +25,13 @@ struct RowThreads {
   __device__ int lane() const { return index % group; }
 };
 
-template <class In, class Out, int vectors_>
+/// `packed_`: a row of 16 bits without a transform stays as it is until it is used, in half the registers, so
+/// that more rows are under way.
+template <class In, class Out, int vectors_, bool packed_>
 struct RowRegisters {
   using Acc = accumulator_t<In, Out>;
   static constexpr int vectors = vectors_;
+  static constexpr bool packed = packed_;
   static constexpr int width = 16 / sizeof(In);  ///< elements of a vector
   static constexpr int staging_bytes_a_lane = width * (sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out));
   static constexpr int store_bytes = width * sizeof(Out) < 16 ? width * sizeof(Out) : 16;
@@ -44,7 +47,16 @@ struct RowRegisters {
     OutPart part[stores];
   };
 
-  Acc value[vectors * width];
+  static constexpr int count = vectors * width;
+  std::conditional_t<packed, unsigned, Acc> held[packed ? count / 2 : count];
+
+  __device__ Acc value(int i) const {
+    if constexpr (packed) {
+      return i % 2 ? PackedPair<In>::high(held[i / 2]) : PackedPair<In>::low(held[i / 2]);
+    } else {
+      return held[i];
+    }
+  }
 
   /// A thread's part of a row as it lies in memory.
   struct Raw {
@@ -57,7 +69,7 @@ struct RowRegisters {
     return columns == threads.count * (vectors * width);
   }
 
-  /// Reads a row that is aligned to 16 bytes; past its end 0.
+  /// Reads a row that is aligned to 16 bytes; past its end -inf.
   template <int group>
   __device__ static void fetch_aligned(const In* x, index_type columns, const RowThreads<group>& threads,
                                        Raw& raw) {
@@ -75,7 +87,7 @@ struct RowRegisters {
       } else {
 #pragma unroll
         for (int i = 0; i < width; ++i)
-          raw.vector[k].e[i] = first + i < columns ? x[first + i] : store_as<In>(Acc(0));
+          raw.vector[k].e[i] = first + i < columns ? x[first + i] : store_as<In>(-infinity_v<Acc>);
       }
     }
   }
@@ -95,7 +107,8 @@ struct RowRegisters {
         const int first = (k * threads.count + threads.index - lane) * width + lane;
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          raw.vector[k].e[i] = first + i * group < columns ? x[first + i * group] : store_as<In>(Acc(0));
+          raw.vector[k].e[i] =
+              first + i * group < columns ? x[first + i * group] : store_as<In>(-infinity_v<Acc>);
         }
       }
       In* staging = reinterpret_cast<In*>(threads.staging);
@@ -115,39 +128,23 @@ struct RowRegisters {
   template <int group, class TransformRow>
   __device__ void take(const Raw& raw, index_type columns, const RowThreads<group>& threads,
                        const TransformRow& transform) {
-    if (is_full(columns, threads) && stage_takes_neighbours(transform)) {
-#pragma unroll
-      for (int k = 0; k < vectors; ++k) {
-        Acc part[width];
-#pragma unroll
-        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw.vector[k].e[i]);
-        transform_neighbours<width>(transform, part, (k * threads.count + threads.index) * width);
-#pragma unroll
-        for (int i = 0; i < width; ++i) value[k * width + i] = part[i];
-      }
-      return;
-    }
-#pragma unroll
-    for (int k = 0; k < vectors; ++k) {
-      const int first = (k * threads.count + threads.index) * width;
-      Acc* v = value + k * width;
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        v[i] = first + i < columns ? transformed<Acc>(transform, load_as<Acc>(raw.vector[k].e[i]), first + i)
-                                   : -infinity_v<Acc>;
-      }
+    if constexpr (packed) {
+      memcpy(held, &raw, sizeof(held));
+    } else {
+      take_values(raw, columns, threads, transform);
     }
   }
 
-  /// Writes the values, rounded, to the row.
-  template <int group>
-  __device__ void store(Out* y, index_type columns, const RowThreads<group>& threads) const {
+  /// Writes output(value), rounded, to the row.
+  template <int group, class Output>
+  __device__ void store(Out* y, index_type columns, const RowThreads<group>& threads,
+                        const Output& output) const {
     const bool aligned = __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(y) % store_bytes == 0);
     if (aligned && is_full(columns, threads)) {
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
         OutVector out;
-        convert(value + k * width, out);
+        round_outputs(k, output, out);
         OutPart* to = reinterpret_cast<OutPart*>(y + (k * threads.count + threads.index) * width);
 #pragma unroll
         for (int p = 0; p < stores; ++p) store_streaming(to + p, out.part[p]);
@@ -159,7 +156,7 @@ struct RowRegisters {
     for (int k = 0; k < vectors; ++k) {
       const int first = (k * threads.count + threads.index) * width;
       OutVector out;
-      convert(value + k * width, out);
+      round_outputs(k, output, out);
       if (aligned) {
         if (first + width <= columns) {
 #pragma unroll
@@ -188,6 +185,41 @@ struct RowRegisters {
   }
 
  private:
+  template <int group, class TransformRow>
+  __device__ void take_values(const Raw& raw, index_type columns, const RowThreads<group>& threads,
+                              const TransformRow& transform) {
+    if (is_full(columns, threads) && stage_takes_neighbours(transform)) {
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        Acc part[width];
+#pragma unroll
+        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw.vector[k].e[i]);
+        transform_neighbours<width>(transform, part, (k * threads.count + threads.index) * width);
+#pragma unroll
+        for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
+      }
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      const int first = (k * threads.count + threads.index) * width;
+      Acc* v = held + k * width;
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        v[i] = first + i < columns ? transformed<Acc>(transform, load_as<Acc>(raw.vector[k].e[i]), first + i)
+                                   : -infinity_v<Acc>;
+      }
+    }
+  }
+
+  template <class Output>
+  __device__ void round_outputs(int k, const Output& output, OutVector& out) const {
+    Acc v[width];
+#pragma unroll
+    for (int i = 0; i < width; ++i) v[i] = output(value(k * width + i));
+    convert(v, out);
+  }
+
   /// Rounds a vector; 16-bit scalars in pairs, one instruction each.
   __device__ static void convert(const Acc* v, OutVector& out) {
     if constexpr (is_16_bit_v<Out> && std::is_same_v<Acc, float>) {

@@ -81,6 +81,33 @@ __device__ unsigned rounded_pair(float first, float second) {
   }
 }
 
+/// Two neighbours of 16 bits as they come from memory.
+template <class In>
+struct PackedPair {
+  static constexpr bool is_bfloat16 = std::is_same_v<In, bhalf_t>;
+  static constexpr unsigned minus_infinities = is_bfloat16 ? 0xff80ff80u : 0xfc00fc00u;
+
+  __device__ static float low(unsigned pair) {
+    if constexpr (is_bfloat16) return bits_as<float>(pair << 16);
+    return __low2float(bits_as<__half2>(pair));
+  }
+  __device__ static float high(unsigned pair) {
+    if constexpr (is_bfloat16) return bits_as<float>(pair & 0xffff0000u);
+    return __high2float(bits_as<__half2>(pair));
+  }
+  /// Of two pairs; passes over NaN.
+  __device__ static unsigned maximum(unsigned a, unsigned b) {
+    if constexpr (is_bfloat16)
+      return bits_as<unsigned>(__hmax2(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
+    return bits_as<unsigned>(__hmax2(bits_as<__half2>(a), bits_as<__half2>(b)));
+  }
+  __device__ static unsigned maximum_or_nan(unsigned a, unsigned b) {
+    if constexpr (is_bfloat16)
+      return bits_as<unsigned>(__hmax2_nan(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
+    return bits_as<unsigned>(__hmax2_nan(bits_as<__half2>(a), bits_as<__half2>(b)));
+  }
+};
+
 /// A sum across threads that keeps what rounding would take: double for float, a compensated pair for double.
 template <class Acc>
 struct ExactSum;

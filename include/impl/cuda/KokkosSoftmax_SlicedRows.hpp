@@ -14,29 +14,8 @@
 
 namespace KokkosSoftmax::impl {
 
-/// Two neighbours of 16 bits as they come from memory.
-template <class In>
-struct PackedPair {
-  static constexpr bool is_bfloat16 = std::is_same_v<In, bhalf_t>;
-  static constexpr unsigned minus_infinities = is_bfloat16 ? 0xff80ff80u : 0xfc00fc00u;
-
-  __device__ static float low(unsigned pair) {
-    if constexpr (is_bfloat16) return bits_as<float>(pair << 16);
-    return __low2float(bits_as<__half2>(pair));
-  }
-  __device__ static float high(unsigned pair) {
-    if constexpr (is_bfloat16) return bits_as<float>(pair & 0xffff0000u);
-    return __high2float(bits_as<__half2>(pair));
-  }
-  __device__ static unsigned maximum_or_nan(unsigned a, unsigned b) {
-    if constexpr (is_bfloat16)
-      return bits_as<unsigned>(__hmax2_nan(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
-    return bits_as<unsigned>(__hmax2_nan(bits_as<__half2>(a), bits_as<__half2>(b)));
-  }
-};
-
 /// A lane's part of a share, in registers. `quarters` says how many quarters of the largest slice the slice
-/// reaches into (with_quarters): all but the last are whole, and what is past it costs nothing.
+/// reaches into (with_quarters), 4, or 3 and fewer.
 template <class Problem, int quarters = 4>
 struct SliceRegisters {
   using In = typename Problem::In;
@@ -57,6 +36,8 @@ struct SliceRegisters {
 
   /// The first column of the slice that a lane of a share has in step i.
   __device__ static int column(int i, int share, int lane) { return i * stride + (share * 32 + lane) * unit; }
+  /// Whether a step needs no look at the end of the slice.
+  __device__ static constexpr bool is_whole(int i) { return quarters == 4 && i < 3 * steps_of_quarter; }
   /// The share that a column of the slice belongs to.
   __device__ static int share_of(int column) { return column / (32 * unit) % ReductionPlan::shares; }
 
@@ -108,7 +89,7 @@ struct SliceRegisters {
       const Acc other = __shfl_xor_sync(0xffffffffu, max, mask);
       max = maximum_or_nan(max, other);
     }
-    PartialSoftmax<Acc> result;
+    PartialSoftmax<Acc> result = PartialSoftmax<Acc>::none();
     result.max = max != max ? -largest_v<Acc> : max > largest_v<Acc> ? largest_v<Acc> : max;
     // A few in the accumulator's type, these in a better one: a lane whose own maximum weighs 1 would lose
     // what many small terms come to.
@@ -149,7 +130,7 @@ struct SliceRegisters {
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
       const int c = column(i, share, lane);
-      const bool whole = i < steps - steps_of_quarter;
+      const bool whole = is_whole(i);
       if constexpr (packed) {
         if (whole || c + 1 < columns) {
           held[i] = load_pair<odd>(slice + c);
@@ -237,19 +218,16 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
   }
 };
 
-/// Calls use with the number of quarters of the largest slice that `columns` reach into, 1 to 4, as a
-/// constant.
+/// Calls use with the number of quarters of the largest slice that `columns` reach into, as a constant. Rows
+/// of more than one slice have slices of more than two quarters; shorter rows make do with three, which
+/// spares the compiler two more kernels.
 template <class In, class Use>
 __device__ __forceinline__ void with_quarters(int columns, const Use& use) {
   constexpr int quarter = ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In)) / 4;
   if (columns > 3 * quarter) {
     use(std::integral_constant<int, 4>{});
-  } else if (columns > 2 * quarter) {
-    use(std::integral_constant<int, 3>{});
-  } else if (columns > quarter) {
-    use(std::integral_constant<int, 2>{});
   } else {
-    use(std::integral_constant<int, 1>{});
+    use(std::integral_constant<int, 3>{});
   }
 }
 
@@ -290,7 +268,7 @@ __device__ PartialSoftmax<Acc> join_lanes(PartialSoftmax<Acc> partial) {
 /// gives a slice's.
 template <class Acc, class Get>
 __device__ PartialSoftmax<Acc> join_slices(index_type slices, int lane, const Get& get) {
-  PartialSoftmax<Acc> total;
+  PartialSoftmax<Acc> total = PartialSoftmax<Acc>::none();
   for (index_type slice = lane; slice < slices; slice += 32) total.join(get(slice));
   return join_lanes<32>(total);
 }
@@ -300,7 +278,7 @@ template <class Acc>
 __device__ PartialSoftmax<Acc> collect_slices(const PartialWords<Acc>* words, index_type slices,
                                               std::uint32_t epoch, int lane) {
   constexpr int at_once = 4;  // loads that a lane has under way
-  PartialSoftmax<Acc> total;
+  PartialSoftmax<Acc> total = PartialSoftmax<Acc>::none();
   for (index_type first = lane; first < slices; first += 32 * at_once) {
     PartialWords<Acc> of[at_once];
 #pragma unroll

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(SplitRowsShape<pieces>::threads)
     Registers mine;
     mine.load(problem.x + where.x_offset + first, columns, share, lane, problem.transform.at_row(where.index),
               first);
-    const bool softmax = problem.operation == Operation::softmax;
+    [[maybe_unused]] const bool softmax = problem.operation == Operation::softmax;
     const PartialSoftmax<Acc> found =
         mine.reduce([&]([[maybe_unused]] int i, Acc, [[maybe_unused]] Acc exponential) {
           if constexpr (keeps_exponentials) {
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(SplitRowsShape<pieces>::threads)
         PartialWords<Acc>::publish(words + slice * ReductionPlan::shares + share, found, tag);
       const int count = exists ? static_cast<int>(plan.slices) * ReductionPlan::shares : 0;
       for (int i = threadIdx.x; i < (count + 31) / 32 * 32; i += SplitRowsShape<pieces>::threads) {
-        PartialSoftmax<Acc> part;
+        PartialSoftmax<Acc> part = PartialSoftmax<Acc>::none();
         if (i < count) {
           PartialWords<Acc> word = PartialWords<Acc>::load(words + i);
           while (!word.is_of(tag)) word = PartialWords<Acc>::load(words + i);
