@@ -43,6 +43,12 @@ concept callable_as_value_row_column =
     std::is_invocable_r_v<float, const F&, float, index_type, index_type> ||
     std::is_invocable_r_v<double, const F&, double, index_type, index_type>;
 
+/// A functor that says that it takes a host's vectors of consecutive columns too; see transform().
+template <class F>
+concept takes_vectors_of_columns = requires {
+  typename F::takes_vectors;
+};
+
 template <class T>
 concept logit_transform = is_library_transform_v<T> || callable_as_value_row_column<T>;
 
@@ -60,7 +66,8 @@ concept view_of_operand = requires(const View& view) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Bound transforms: plain device data. A stage gives, for a row, an object that is called with (value,
 // column), so that what depends on the row alone is found once a row; a mask's object says whether it keeps a
-// column.
+// column. One that has on_vector does the same on the host to a vector of consecutive columns, the first of
+// them given: Ops is SimdOps (impl/host/KokkosSoftmax_Simd.hpp), and this file knows no vectors.
 
 /// From the linear index of a row to an offset in an operand that may broadcast.
 struct RowOffset {
@@ -133,6 +140,10 @@ struct LogitOperand {
     KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const {
       return data[column * column_stride];
     }
+    template <class Ops>
+    auto vector(index_type column) const {
+      return Ops::load_strided(data + column * column_stride, column_stride);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
     return {data + row_offset(row), column_stride};
@@ -156,6 +167,10 @@ struct ColumnOperand {
     return {view.data(), block.stride[0]};
   }
   KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const { return data[column * stride]; }
+  template <class Ops>
+  auto vector(index_type column) const {
+    return Ops::load_strided(data + column * stride, stride);
+  }
 };
 
 /// Nothing happens.
@@ -180,6 +195,15 @@ struct BoundFunctor {
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return static_cast<Acc>((*f)(value, row, column));
     }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const
+        requires(takes_vectors_of_columns<F> || requires { F::template on_vector<Ops>(*f, value); }) {
+      if constexpr (takes_vectors_of_columns<F>) {
+        value = (*f)(value, row, column);
+      } else {
+        value = F::template on_vector<Ops>(*f, value);
+      }
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {&f, row}; }
 };
@@ -191,6 +215,11 @@ struct BoundKeepIf {
     const Predicate* predicate;
     index_type row;
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const { return (*predicate)(row, column); }
+    template <class Ops>
+    void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
+      kept =
+          kept && Ops::mask_of([&](int lane) { return static_cast<bool>((*predicate)(row, column + lane)); });
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {&predicate, row}; }
 };
@@ -203,6 +232,16 @@ struct BoundMask {
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const {
       return static_cast<bool>(mask(column));
     }
+    template <class Ops>
+    void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
+      if constexpr (std::is_same_v<T, bool>) {
+        if (mask.column_stride == 1) {
+          kept = kept && Ops::mask_of_bools(&mask(column));
+          return;
+        }
+      }
+      kept = kept && Ops::mask_of([&](int lane) { return static_cast<bool>(mask(column + lane)); });
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {mask.at_row(row)}; }
 };
@@ -212,6 +251,10 @@ struct BoundCausal {
   struct Row {
     index_type last;
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const { return column <= last; }
+    template <class Ops>
+    void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
+      kept = kept && Ops::mask_of_first(last - column + 1);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
     return {(row / rows_per_query) % queries + offset};
@@ -227,6 +270,10 @@ struct BoundBias {
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return value + load_as<Acc>(bias(column));
     }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
+      value = value + bias.template vector<Ops>(column);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {bias.at_row(row)}; }
 };
@@ -240,6 +287,10 @@ struct BoundTemperature {
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
       return value / load_as<Acc>(*temperature);
+    }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type) const {
+      value = value / typename Ops::Vector(load_as<typename Ops::Acc>(*temperature));
     }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {data + row_offset(row)}; }
@@ -260,8 +311,24 @@ struct BoundBatchNorm {
       return (value - load_as<Acc>(all->mean(column))) / deviation * load_as<Acc>(all->gamma(column)) +
              load_as<Acc>(all->beta(column));
     }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
+      using Vector = typename Ops::Vector;
+      const Vector deviation = Ops::sqrt(all->variance.template vector<Ops>(column) +
+                                         Vector(static_cast<typename Ops::Acc>(all->eps)));
+      value = (value - all->mean.template vector<Ops>(column)) / deviation *
+                  all->gamma.template vector<Ops>(column) +
+              all->beta.template vector<Ops>(column);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {this}; }
+};
+
+/// Whether a stage's row object takes vectors of consecutive columns.
+template <class RowStage, class Ops>
+concept goes_on_vectors = requires(const RowStage& stage, typename Ops::Vector& value,
+                                   typename Ops::Mask& kept) {
+  stage.template on_vector<Ops>(value, kept, index_type(0));
 };
 
 /// What a stage's row object does to a value and to whether the logit is kept.
@@ -289,6 +356,12 @@ struct BoundChain {
       apply_stage(a, value, kept, column);
       apply_stage(b, value, kept, column);
     }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept, index_type column) const
+        requires(goes_on_vectors<typename A::Row, Ops>&& goes_on_vectors<typename B::Row, Ops>) {
+      a.template on_vector<Ops>(value, kept, column);
+      b.template on_vector<Ops>(value, kept, column);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {a.at_row(row), b.at_row(row)}; }
 };
@@ -306,6 +379,18 @@ KOKKOS_FORCEINLINE_FUNCTION Acc transformed(const TransformRow& row, Acc value, 
     apply_stage(row, result, kept, column);
     return kept ? result : -infinity_v<Acc>;
   }
+}
+
+/// The same of a vector of consecutive columns.
+template <class Ops, class TransformRow>
+typename Ops::Vector transformed_vector(const TransformRow& row, const typename Ops::Vector& value,
+                                        index_type column) {
+  using Vector = typename Ops::Vector;
+  const Vector dropped(-infinity_v<typename Ops::Acc>);
+  typename Ops::Mask kept = value != dropped;
+  Vector result = value;
+  row.template on_vector<Ops>(result, kept, column);
+  return Ops::select(kept, result, dropped);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -501,6 +586,7 @@ auto as_transform(const T& t) {
 
 struct ScaleFunction {
   double factor;
+  using takes_vectors = void;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return value * static_cast<Acc>(factor);
@@ -511,6 +597,10 @@ struct ReluFunction {
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return value < Acc(0) ? Acc(0) : value;  // keeps NaN
+  }
+  template <class Ops, class Vector>
+  static Vector on_vector(const ReluFunction&, const Vector& value) {
+    return Ops::larger(Vector(typename Ops::Acc(0)), value);
   }
 };
 
@@ -526,6 +616,14 @@ struct GeluTanhFunction {
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     const Acc inner = Acc(0.79788456080286535588) * (value + Acc(0.044715) * value * value * value);
     return Acc(0.5) * value * (Acc(1) + Kokkos::tanh(inner));
+  }
+  /// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)).
+  template <class Ops, class Vector>
+  static Vector on_vector(const GeluTanhFunction&, const Vector& value) {
+    using Acc = typename Ops::Acc;
+    const Vector twice =
+        Vector(Acc(2 * 0.79788456080286535588)) * (value + Vector(Acc(0.044715)) * value * value * value);
+    return value / (Vector(Acc(1)) + exp_of_vector<Ops>(-twice));
   }
 };
 
@@ -547,6 +645,12 @@ using impl::operator|;
 /// A user's functor `value' = f(value, row, column)`: `value` is the accumulator (float; double when input or
 /// output is double), `row` and `column` are std::int64_t; `row` is the linear index over the dimensions
 /// other than the axis, the last of them fastest. Called on the device; must be copyable as bytes.
+///
+/// On the host rows go through vectors. A functor that can take them says so with a member type
+/// `takes_vectors` (of any kind; `using takes_vectors = void;`): along a contiguous axis it is then called
+/// with value a KokkosSoftmax::simd<float> (or <double>), a Kokkos SIMD vector, for the columns `column`,
+/// `column + 1`, ..., and returns such a vector; besides, as ever, with single values, of which the ends of
+/// rows and all other cases are made. Any other functor is called with single values alone.
 template <impl::callable_as_value_row_column F>
 auto transform(F f) {
   return impl::FunctorTransform<F>(std::move(f));

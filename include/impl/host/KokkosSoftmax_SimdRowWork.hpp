@@ -168,8 +168,13 @@ class SimdRowWork {
   void load_logits(const Row& row, index_type begin, index_type count, Acc* stage) const {
     const In* x = row.x + begin * row.x_stride;
     if (row.x_stride == 1) {
-      for (index_type i = 0; i < count; ++i)
-        stage[i] = transformed<Acc>(row.transform, load_as<Acc>(x[i]), begin + i);
+      index_type i = 0;
+      if constexpr (!direct && goes_on_vectors<typename Problem::Transform::Row, Ops>) {
+        for (; i + w <= count; i += w) {
+          Ops::store(stage + i, transformed_vector<Ops>(row.transform, Ops::load(x + i), begin + i));
+        }
+      }
+      for (; i < count; ++i) stage[i] = transformed<Acc>(row.transform, load_as<Acc>(x[i]), begin + i);
     } else {
       for (index_type i = 0; i < count; ++i) {
         stage[i] = transformed<Acc>(row.transform, load_as<Acc>(x[i * row.x_stride]), begin + i);

@@ -15,6 +15,7 @@
 #ifndef KOKKOSSOFTMAX_SIMDROWS_HPP
 #define KOKKOSSOFTMAX_SIMDROWS_HPP
 
+#include <impl/host/KokkosSoftmax_Cpu.hpp>
 #include <impl/host/KokkosSoftmax_SimdRowWork.hpp>
 #include <impl/host/KokkosSoftmax_SimdTile.hpp>
 #include <impl/KokkosSoftmax_Scratch.hpp>
@@ -128,12 +129,12 @@ struct SimdRows {
       const RowGeometry& g = problem.geometry;
       using A = typename Problem::Acc;
       if (problem.axis_is_strided) {
-        stage = SimdTilePlan<A>::stage_bytes + 256;
+        stage = SimdTilePlan<A>::scratch_bytes + 256;
         const index_type chunks = SimdTilePlan<A>::chunks(g.columns);
-        // A tile has places for fewer than twice its rows, but for the last one.
+        // [max, sum] of each lane; a tile has places for fewer than twice its rows, but for the last one.
         if (chunks > 1) {
           states =
-              static_cast<std::size_t>(chunks * (2 * g.rows + SimdTilePlan<A>::most_lanes)) * 3 * sizeof(A);
+              static_cast<std::size_t>(chunks * (2 * g.rows + SimdTilePlan<A>::most_lanes)) * 2 * sizeof(A);
         }
       } else if (g.columns > SimdRowsPlan<A>::chunk) {
         stage = HostCaches::stage + 256;
@@ -336,7 +337,7 @@ struct SimdRows {
       const index_type chunks = SimdTilePlan<A>::chunks(call.problem.geometry.columns);
       // logsumexp has one value for all chunks of a tile.
       const index_type units_of_tile = write && operation == Operation::logsumexp ? 1 : chunks;
-      const index_type units = tiles.count * units_of_tile, distance = index_type(3) * tiles.lanes;
+      const index_type units = tiles.count * units_of_tile, distance = index_type(2) * tiles.lanes;
       const index_type begin = share(units, task, tasks), end = share(units, task + 1, tasks);
       A* all_states = reinterpret_cast<A*>(call.states);
       for (index_type unit = begin; unit < end;) {
