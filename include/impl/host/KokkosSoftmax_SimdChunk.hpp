@@ -106,7 +106,7 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_accurate_sum(const Sour
   for (; i + 4 * w <= count; i += 4 * w) {
     a.add(one(i) + one(i + w));
     b.add(one(i + 2 * w) + one(i + 3 * w));
-    for (int p = 0; p < 4 * next_bytes_of_vector; p += 64) __builtin_prefetch(next + p);
+    for (int p = 0; p < 4 * next_bytes_of_vector; p += 64) __builtin_prefetch(next + p, 0, 2);
     next += 4 * next_bytes_of_vector;
   }
   for (; i + w <= count; i += w) a.add(one(i));
@@ -114,12 +114,14 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_accurate_sum(const Sour
   return Ops::template compensated_sum<CompensatedMaxSum<Acc>>(max, a.sum, b.sum, a.low + b.low);
 }
 
-/// The sum of exp(logit - max) over a chunk, and what rounding took from it; keeps the exponentials, and
-/// fetches what will be read next while it computes.
-template <Keep keep, class Acc, class Source>
+/// The sum of exp(logit - max) over a chunk, and what rounding took from it; keeps the exponentials. Memory
+/// works beside it: while it computes it fetches what will be read next, and after each block it calls
+/// `between(vectors)` to store as many of what is to be written.
+template <Keep keep, class Acc, class Source, class Between>
 KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_exponentials(const Source& source, index_type count,
                                                                       Acc max, Acc* kept, const char* next,
-                                                                      int next_bytes_of_vector) {
+                                                                      int next_bytes_of_vector,
+                                                                      const Between& between) {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   using Plan = SimdRowsPlan<Acc>;
@@ -134,13 +136,13 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_exponentials(const Sour
   };
   do {
     Vector a0(Acc(0)), a1 = a0, a2 = a0, a3 = a0;
-    const index_type end = count - i < Plan::block ? count : i + Plan::block;
+    const index_type begin = i, end = count - i < Plan::block ? count : i + Plan::block;
     for (; i + 4 * w <= end; i += 4 * w) {
       a0 = a0 + one(i);
       a1 = a1 + one(i + w);
       a2 = a2 + one(i + 2 * w);
       a3 = a3 + one(i + 3 * w);
-      for (int b = 0; b < 4 * next_bytes_of_vector; b += 64) __builtin_prefetch(next + b);
+      for (int b = 0; b < 4 * next_bytes_of_vector; b += 64) __builtin_prefetch(next + b, 0, 2);
       next += 4 * next_bytes_of_vector;
     }
     if (i + w <= end) a0 = a0 + one(i), i += w;
@@ -154,6 +156,7 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_exponentials(const Sour
       a3 = a3 + e;
       i = end;
     }
+    between((end - begin + w - 1) / w);
     const Vector part = (a0 + a1) + (a2 + a3);
     if (count <= Plan::block) return {max, Ops::sum(part), Acc(0)};
     sum.add(part);

@@ -31,84 +31,44 @@ class SimdRowWork {
   SimdRowWork(const Problem& problem, bool stream, bool fetch)
       : problem_(problem), columns_(problem.geometry.columns), stream_(stream), fetch_(fetch) {}
 
+  /// A thread's memory for rows of several chunks: twice the exponentials of a row if `staged`, else a chunk
+  /// of logits; twice a state for each chunk.
+  struct Memory {
+    Acc* stage[2];
+    State* states[2];
+    bool staged;
+  };
+
   /// Rows of one chunk, several at a time, so that neither the latency of a row's reductions nor that of its
   /// division is waited for.
   void short_rows(index_type begin, index_type end) const {
-    constexpr int most = 32;
-    alignas(64) Acc stage[Plan::chunk + w];
+    constexpr index_type half = Plan::chunk + w;
+    alignas(64) Acc stage[2 * half];
     const index_type padded = ceil_div(columns_, w) * w;
     const int batch =
-        static_cast<int>(std::min<index_type>(most, std::max<index_type>(1, Plan::chunk / 2 / padded)));
-    const In* x[most];
-    Out* y[most];
-    Acc max[most];
-    State state[most];
-    for (index_type first = begin; first < end; first += batch) {
-      const int rows = static_cast<int>(std::min<index_type>(batch, end - first));
-      for (int k = 0; k < rows; ++k) {
-        const Row row(problem_, first + k);
-        x[k] = row.x;
-        y[k] = row.y;
-        if constexpr (!direct) load_logits(row, 0, columns_, stage + k * padded);
-        max[k] = raw_max(row.x, 0, columns_, stage + k * padded);
-      }
-      for (int k = 0; k < rows; ++k) {
-        const In* next =
-            fetch_ ? problem_.x + x_offset(std::min(first + batch + k, problem_.geometry.rows - 1)) : x[k];
-        constexpr Keep keep = operation == Operation::softmax ? Keep::staged : Keep::none;
-        state[k] = reduce<keep>(x[k], 0, columns_, max[k], stage + k * padded, stage + k * padded, next);
-      }
-      for (int k = 0; k < rows; ++k) {
-        const RowResult<Acc> result(operation, state[k].rounded());
-        if constexpr (operation == Operation::logsumexp) {
-          *y[k] = store_as<Out>(result.logsumexp());
-        } else {
-          max[k] = result.max;
-          state[k].sum = operation == Operation::softmax ? result.factor : result.log_sum;
-        }
-      }
-      if constexpr (operation != Operation::logsumexp) {
-        for (int k = 0; k < rows; ++k) {
-          write(x[k], y[k], 0, columns_, max[k], state[k].sum, stage + k * padded, true);
-        }
-      }
-    }
+        static_cast<int>(std::min<index_type>(most_rows, std::max<index_type>(1, Plan::chunk / 2 / padded)));
+    alternate(begin, end, batch, {{stage, stream_ ? stage + half : stage}, {nullptr, nullptr}, true});
   }
 
-  /// Rows of several chunks, one after the other. `stage` holds a row if `staged`, else a chunk; `states` one
-  /// for each chunk.
-  void long_rows(index_type begin, index_type end, Acc* stage, bool staged, State* states) const {
-    const index_type chunks = Plan::chunks(columns_);
-    for (index_type r = begin; r < end; ++r) {
-      const Row row(problem_, r);
-      const In* next_row = problem_.x + x_offset(std::min(r + 1, problem_.geometry.rows - 1));
-      for (index_type c = 0; c < chunks; ++c) {
-        const In* next = c + 1 < chunks ? row.x + (c + 1) * Plan::chunk * row.x_stride : next_row;
-        states[c] = reduce_chunk(row, c, stage + (staged ? c * Plan::chunk : 0), staged, nullptr, next);
-      }
-      const RowResult<Acc> result = joined(states);
-      if constexpr (operation == Operation::logsumexp) {
-        *row.y = store_as<Out>(result.logsumexp());
-      } else {
-        for (index_type c = 0; c < chunks; ++c) {
-          write_chunk(row, c, states[c], result, stage + (staged ? c * Plan::chunk : 0), staged, nullptr);
-        }
-      }
-    }
+  /// Rows of several chunks, one after the other.
+  void long_rows(index_type begin, index_type end, const Memory& memory) const {
+    alternate(begin, end, 1, memory);
   }
 
   /// The chunk's state. The exponentials are left in `stage` if `staged`, or in the output if that is
   /// `kept_in_y`.
-  State reduce_chunk(const Row& row, index_type c, Acc* stage, bool staged, Acc* kept_in_y,
-                     const In* next) const {
+  template <class Between>
+  State reduce_chunk(const Row& row, index_type c, Acc* stage, bool staged, Acc* kept_in_y, const In* next,
+                     const Between& between) const {
     const index_type begin = c * Plan::chunk, count = std::min(Plan::chunk, columns_ - begin);
     if constexpr (!direct) load_logits(row, begin, count, stage);
     const Acc max = raw_max(row.x, begin, count, stage);
     if constexpr (operation == Operation::softmax) {
-      if (kept_in_y) return reduce<Keep::exactly>(row.x, begin, count, max, stage, kept_in_y + begin, next);
-      if (staged) return reduce<Keep::staged>(row.x, begin, count, max, stage, stage, next);
+      if (kept_in_y)
+        return reduce<Keep::exactly>(row.x, begin, count, max, stage, kept_in_y + begin, next, between);
+      if (staged) return reduce<Keep::staged>(row.x, begin, count, max, stage, stage, next, between);
     }
-    return reduce<Keep::none>(row.x, begin, count, max, stage, stage, next);
+    return reduce<Keep::none>(row.x, begin, count, max, stage, stage, next, between);
   }
 
   void write_chunk(const Row& row, index_type c, const State& state, const RowResult<Acc>& result, Acc* stage,
@@ -146,6 +106,145 @@ class SimdRowWork {
   }
 
  private:
+  static constexpr int most_rows = 32;
+
+  /// Rows that are reduced together, and how far their outputs are written.
+  struct Batch {
+    int rows = 0, row = 0;
+    index_type at = 0;
+    Acc* stage = nullptr;
+    State* states = nullptr;  ///< of the chunks of a single row
+    const In* x[most_rows];
+    Out* y[most_rows];
+    Acc max[most_rows], factor[most_rows];  ///< log_softmax: the logarithm of the sum in place of the factor
+  };
+
+  /// Batch after batch. Where outputs go past the caches, those of a batch are written while the next one's
+  /// exponentials are computed, so that neither memory nor arithmetic waits for the other.
+  void alternate(index_type begin, index_type end, int batch_rows, const Memory& memory) const {
+    constexpr bool writes = operation != Operation::logsumexp;
+    // Without staged exponentials the logits of a transform come through the one scratch chunk.
+    const bool overlap = writes && stream_ && (direct || memory.staged);
+    Batch batches[2];
+    Batch* pending = nullptr;
+    const auto between = [&](index_type vectors) __attribute__((always_inline)) {
+      if constexpr (writes) {
+        if (pending) write_some(*pending, vectors, memory.staged);
+      }
+    };
+    int k = 0;
+    for (index_type first = begin; first < end; first += batch_rows) {
+      Batch& batch = batches[k];
+      batch.rows = static_cast<int>(std::min<index_type>(batch_rows, end - first));
+      batch.row = 0;
+      batch.at = 0;
+      batch.stage = memory.stage[k];
+      batch.states = memory.states[k];
+      if (batch.states) {
+        reduce_long(first, batch, memory.staged, between);
+      } else {
+        reduce_short(first, batch, between);
+      }
+      if constexpr (writes) {
+        if (pending) write_some(*pending, all_vectors, memory.staged);
+        if (overlap) {
+          pending = &batch;
+          k = 1 - k;
+        } else if (direct || memory.staged) {
+          write_some(batch, all_vectors, memory.staged);
+        } else {
+          const Row row(problem_, first);
+          const RowResult<Acc> result = joined(batch.states);
+          for (index_type c = 0; c < Plan::chunks(columns_); ++c)
+            write_chunk(row, c, batch.states[c], result, batch.stage, false, nullptr);
+        }
+      }
+    }
+    if constexpr (writes) {
+      if (pending) write_some(*pending, all_vectors, memory.staged);
+    }
+  }
+  static constexpr index_type all_vectors = std::numeric_limits<index_type>::max() / 64;
+
+  template <class Between>
+  void reduce_short(index_type first, Batch& batch, const Between& between) const {
+    const index_type padded = ceil_div(columns_, w) * w;
+    State state[most_rows];
+    for (int k = 0; k < batch.rows; ++k) {
+      const Row row(problem_, first + k);
+      batch.x[k] = row.x;
+      batch.y[k] = row.y;
+      if constexpr (!direct) load_logits(row, 0, columns_, batch.stage + k * padded);
+      batch.max[k] = raw_max(row.x, 0, columns_, batch.stage + k * padded);
+    }
+    for (int k = 0; k < batch.rows; ++k) {
+      const index_type next_row = std::min(first + batch.rows + k, problem_.geometry.rows - 1);
+      const In* next = fetch_ ? problem_.x + x_offset(next_row) : batch.x[k];
+      constexpr Keep keep = operation == Operation::softmax ? Keep::staged : Keep::none;
+      Acc* stage = batch.stage + k * padded;
+      state[k] = reduce<keep>(batch.x[k], 0, columns_, batch.max[k], stage, stage, next, between);
+    }
+    for (int k = 0; k < batch.rows; ++k) finish_row(batch, k, RowResult<Acc>(operation, state[k].rounded()));
+  }
+
+  template <class Between>
+  void reduce_long(index_type position, Batch& batch, bool staged, const Between& between) const {
+    const Row row(problem_, position);
+    const In* next_row = problem_.x + x_offset(std::min(position + 1, problem_.geometry.rows - 1));
+    const index_type chunks = Plan::chunks(columns_);
+    batch.x[0] = row.x;
+    batch.y[0] = row.y;
+    for (index_type c = 0; c < chunks; ++c) {
+      const In* next = c + 1 < chunks ? row.x + (c + 1) * Plan::chunk * row.x_stride : next_row;
+      Acc* stage = batch.stage + (staged ? c * Plan::chunk : 0);
+      batch.states[c] = reduce_chunk(row, c, stage, staged, nullptr, next, between);
+    }
+    finish_row(batch, 0, joined(batch.states));
+  }
+
+  void finish_row(Batch& batch, int k, const RowResult<Acc>& result) const {
+    if constexpr (operation == Operation::logsumexp) {
+      *batch.y[k] = store_as<Out>(result.logsumexp());
+    } else {
+      batch.max[k] = result.max;
+      batch.factor[k] = operation == Operation::softmax ? result.factor : result.log_sum;
+    }
+  }
+
+  /// The next `vectors` of a batch's outputs, in pieces of a row that end where a cache line does.
+  void write_some(Batch& batch, index_type vectors, bool staged) const {
+    const index_type padded = ceil_div(columns_, w) * w;
+    while (vectors > 0 && batch.row < batch.rows) {
+      const int k = batch.row;
+      index_type end = columns_;
+      Acc max = batch.max[k], factor = batch.factor[k];
+      if (batch.states) {
+        const index_type c = batch.at / Plan::chunk;
+        end = std::min(end, (c + 1) * Plan::chunk);
+        if constexpr (operation == Operation::softmax) {
+          factor *= exp_of_difference(batch.states[c].max - max);
+          max = batch.states[c].max;
+        }
+      }
+      index_type count = end - batch.at;
+      if (count > vectors * w) {
+        count = vectors * w;
+        if (problem_.geometry.y_column_stride == 1) {
+          const auto stop = reinterpret_cast<std::uintptr_t>(batch.y[k] + batch.at + count);
+          count -= static_cast<index_type>(stop % 64 / sizeof(Out));
+        }
+      }
+      Acc* stage = batch.stage + (staged ? k * padded + batch.at : 0);
+      write(batch.x[k], batch.y[k], batch.at, count, max, factor, stage, staged);
+      vectors -= (count + w - 1) / w;
+      batch.at += count;
+      if (batch.at == columns_) {
+        ++batch.row;
+        batch.at = 0;
+      }
+    }
+  }
+
   struct StagedExactly {
     const Acc* v;
     KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(index_type i) const { return Ops::load(v + i); }
@@ -187,9 +286,9 @@ class SimdRowWork {
     return chunk_max<Acc>(logits(x, begin, stage), count);
   }
 
-  template <Keep keep>
+  template <Keep keep, class Between>
   State reduce(const In* x, index_type begin, index_type count, Acc max, const Acc* stage, Acc* kept,
-               const In* next) const {
+               const In* next, const Between& between) const {
     const auto source = logits(x, begin, stage);
     if (max == infinity_v<Acc>) return of_infinite(source, count);
     const char* fetched = reinterpret_cast<const char*>(next);
@@ -197,7 +296,8 @@ class SimdRowWork {
     if constexpr (operation == Operation::logsumexp) {
       return chunk_accurate_sum<Acc>(source, count, finite_max(max), fetched, fetched_of_vector);
     } else {
-      return chunk_exponentials<keep>(source, count, finite_max(max), kept, fetched, fetched_of_vector);
+      return chunk_exponentials<keep>(source, count, finite_max(max), kept, fetched, fetched_of_vector,
+                                      between);
     }
   }
 

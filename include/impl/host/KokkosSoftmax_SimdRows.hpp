@@ -137,7 +137,7 @@ struct SimdRows {
               static_cast<std::size_t>(chunks * (2 * g.rows + SimdTilePlan<A>::most_lanes)) * 2 * sizeof(A);
         }
       } else if (g.columns > SimdRowsPlan<A>::chunk) {
-        stage = HostCaches::stage + 256;
+        stage = 2 * HostCaches::stage + 256;
         states = static_cast<std::size_t>(4 * threads * SimdRowsPlan<A>::chunks(g.columns)) *
                  sizeof(State<Problem>);
       }
@@ -219,7 +219,10 @@ struct SimdRows {
         work.short_rows(begin, end);
       } else {
         const bool staged = static_cast<std::size_t>(g.columns) * sizeof(A) <= HostCaches::stage;
-        work.long_rows(begin, end, call.stage(task), staged, call.states + task * chunks);
+        A* stage = call.stage(task);
+        State<Problem>* states = call.states + 2 * task * chunks;
+        work.long_rows(begin, end,
+                       {{stage, stage + HostCaches::stage / sizeof(A)}, {states, states + chunks}, staged});
       }
       finish_streaming(call.stream);
     }
@@ -255,7 +258,7 @@ struct SimdRows {
         } else {
           for (; unit < end && unit < (r + 1) * chunks; ++unit) {
             const index_type c = unit - r * chunks;
-            states[c] = work.reduce_chunk(row, c, call.stage(task), false, kept, row.x);
+            states[c] = work.reduce_chunk(row, c, call.stage(task), false, kept, row.x, [](index_type) {});
           }
         }
       }
