@@ -43,10 +43,10 @@ concept callable_as_value_row_column =
     std::is_invocable_r_v<float, const F&, float, index_type, index_type> ||
     std::is_invocable_r_v<double, const F&, double, index_type, index_type>;
 
-/// A functor that says that it takes a host's vectors of consecutive columns too; see transform().
-template <class F>
-concept takes_vectors_of_columns = requires {
-  typename F::takes_vectors;
+/// A functor that takes a host's vectors of consecutive columns too; see transform().
+template <class F, class Vector>
+concept takes_vectors_of_columns = requires(const F& f, const Vector& value) {
+  { f.on_vector(value, index_type(0), index_type(0)) } -> std::convertible_to<Vector>;
 };
 
 template <class T>
@@ -197,11 +197,12 @@ struct BoundFunctor {
     }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const
-        requires(takes_vectors_of_columns<F> || requires { F::template on_vector<Ops>(*f, value); }) {
-      if constexpr (takes_vectors_of_columns<F>) {
-        value = (*f)(value, row, column);
+        requires(takes_vectors_of_columns<F, typename Ops::Vector> ||
+                 requires { F::template with<Ops>(value); }) {
+      if constexpr (takes_vectors_of_columns<F, typename Ops::Vector>) {
+        value = f->on_vector(value, row, column);
       } else {
-        value = F::template on_vector<Ops>(*f, value);
+        value = F::template with<Ops>(value);
       }
     }
   };
@@ -586,10 +587,13 @@ auto as_transform(const T& t) {
 
 struct ScaleFunction {
   double factor;
-  using takes_vectors = void;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return value * static_cast<Acc>(factor);
+  }
+  template <class Vector>
+  Vector on_vector(const Vector& value, index_type, index_type) const {
+    return value * Vector(static_cast<typename Vector::value_type>(factor));
   }
 };
 
@@ -599,7 +603,7 @@ struct ReluFunction {
     return value < Acc(0) ? Acc(0) : value;  // keeps NaN
   }
   template <class Ops, class Vector>
-  static Vector on_vector(const ReluFunction&, const Vector& value) {
+  static Vector with(const Vector& value) {
     return Ops::larger(Vector(typename Ops::Acc(0)), value);
   }
 };
@@ -619,7 +623,7 @@ struct GeluTanhFunction {
   }
   /// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)).
   template <class Ops, class Vector>
-  static Vector on_vector(const GeluTanhFunction&, const Vector& value) {
+  static Vector with(const Vector& value) {
     using Acc = typename Ops::Acc;
     const Vector twice =
         Vector(Acc(2 * 0.79788456080286535588)) * (value + Vector(Acc(0.044715)) * value * value * value);
@@ -646,11 +650,11 @@ using impl::operator|;
 /// output is double), `row` and `column` are std::int64_t; `row` is the linear index over the dimensions
 /// other than the axis, the last of them fastest. Called on the device; must be copyable as bytes.
 ///
-/// On the host rows go through vectors. A functor that can take them says so with a member type
-/// `takes_vectors` (of any kind; `using takes_vectors = void;`): along a contiguous axis it is then called
-/// with value a KokkosSoftmax::simd<float> (or <double>), a Kokkos SIMD vector, for the columns `column`,
-/// `column + 1`, ..., and returns such a vector; besides, as ever, with single values, of which the ends of
-/// rows and all other cases are made. Any other functor is called with single values alone.
+/// On the host rows go through vectors. A functor that can take them has a member function beside operator():
+///   template <class Vector> Vector on_vector(Vector value, std::int64_t row, std::int64_t column) const;
+/// for the host alone (no KOKKOS_FUNCTION). Along a contiguous axis it is called with a Kokkos SIMD vector,
+/// KokkosSoftmax::simd<float> (or <double>), whose lanes are the columns `column`, `column + 1`, ...; the
+/// ends of rows and all other cases go through operator(), one by one, as everything does without it.
 template <impl::callable_as_value_row_column F>
 auto transform(F f) {
   return impl::FunctorTransform<F>(std::move(f));

@@ -35,13 +35,11 @@ std::int64_t& vector_calls() {
 
 // value / 2 + column % 5, on vectors from the first lane's column.
 struct HalfPlusColumn {
-  using takes_vectors = void;
   float operator()(float value, std::int64_t, std::int64_t column) const {
     return value * 0.5f + static_cast<float>(column % 5);
   }
   template <class Vector>
-  requires(!std::is_arithmetic_v<Vector>) Vector operator()(Vector value, std::int64_t,
-                                                            std::int64_t column) const {
+  Vector on_vector(Vector value, std::int64_t, std::int64_t column) const {
     static_assert(std::is_same_v<Vector, ks::simd<float>>);
     ++vector_calls();
     constexpr int width = static_cast<int>(Vector::size());
@@ -54,11 +52,11 @@ struct HalfPlusColumn {
   }
 };
 
-// The same; a functor that does not say so must not be given vectors, though it could take them.
+// The same; a functor without on_vector must not be given vectors, though it could take them.
 struct HalfPlusColumnAlone {
   template <class Value>
   Value operator()(Value value, std::int64_t, std::int64_t column) const {
-    static_assert(std::is_arithmetic_v<Value>, "was given a vector without having asked");
+    static_assert(std::is_arithmetic_v<Value>, "was given a vector without on_vector");
     return value * 0.5f + static_cast<float>(column % 5);
   }
 };
