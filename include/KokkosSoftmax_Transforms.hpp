@@ -388,7 +388,7 @@ typename Ops::Vector transformed_vector(const TransformRow& row, const typename 
                                         index_type column) {
   using Vector = typename Ops::Vector;
   const Vector dropped(-infinity_v<typename Ops::Acc>);
-  typename Ops::Mask kept = value != dropped;
+  typename Ops::Mask kept = !(value == dropped);  // Kokkos' != is false of NaN
   Vector result = value;
   row.template on_vector<Ops>(result, kept, column);
   return Ops::select(kept, result, dropped);
