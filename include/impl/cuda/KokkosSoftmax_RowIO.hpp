@@ -10,13 +10,7 @@
 #define KOKKOSSOFTMAX_ROWIO_HPP
 
 #include <KokkosSoftmax_Transforms.hpp>
-#include <impl/cuda/KokkosSoftmax_CudaRuntime.hpp>
-#include <impl/cuda/KokkosSoftmax_Ptx.hpp>
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <string>
+#include <impl/cuda/KokkosSoftmax_RowMath.hpp>
 
 namespace KokkosSoftmax::impl {
 
@@ -152,11 +146,7 @@ struct RowRegisters {
       unsigned words[width / 2];
 #pragma unroll
       for (int i = 0; i < width; i += 2) {
-        if constexpr (std::is_same_v<Out, bhalf_t>) {
-          words[i / 2] = bits_as<unsigned>(__floats2bfloat162_rn(v[i], v[i + 1]));
-        } else {
-          words[i / 2] = bits_as<unsigned>(__floats2half2_rn(v[i], v[i + 1]));
-        }
+        words[i / 2] = rounded_pair<Out>(v[i], v[i + 1]);
       }
       memcpy(&out, words, sizeof(out));
     } else {
@@ -181,57 +171,6 @@ struct RowRegisters {
     }
   }
 };
-
-/// exp of a difference to the maximum, as exact as the output can show: 16 bits need no correction of the
-/// product with log2(e).
-template <class Out, class Acc>
-__device__ Acc exp_for_output(Acc difference) {
-  if constexpr (is_16_bit_v<Out>) {
-    return ex2_approx_ftz(difference * 1.4426950408889634f);
-  } else {
-    return exp_of_difference(difference);
-  }
-}
-
-/// A sum across threads that keeps what rounding would take: double for float, a compensated pair for double.
-template <class Acc>
-struct ExactSum;
-
-template <>
-struct ExactSum<float> {
-  double sum;
-  __device__ static ExactSum of(float term) { return {term}; }
-  __device__ void join(const ExactSum& other) { sum += other.sum; }
-  __device__ ExactSum from_lane_xor(int mask) const { return {__shfl_xor_sync(0xffffffffu, sum, mask)}; }
-  __device__ float rounded() const { return static_cast<float>(sum); }
-};
-
-template <>
-struct ExactSum<double> {
-  double sum, low;
-  __device__ static ExactSum of(double term) { return {term, 0}; }
-  __device__ void join(const ExactSum& other) {
-    const double total = sum + other.sum;
-    const double part = total - sum;
-    low += other.low + ((sum - (total - part)) + (other.sum - part));
-    sum = total;
-  }
-  __device__ ExactSum from_lane_xor(int mask) const {
-    return {__shfl_xor_sync(0xffffffffu, sum, mask), __shfl_xor_sync(0xffffffffu, low, mask)};
-  }
-  __device__ double rounded() const { return low == low ? sum + low : sum; }
-};
-
-/// A kernel launch that Kokkos Tools see under the library's label.
-template <class Launch>
-void launch_labelled(const Kokkos::Cuda& exec, const std::string& label, const Launch& launch) {
-  std::uint64_t id = 0;
-  const bool watched = Kokkos::Tools::profileLibraryLoaded();
-  if (watched) Kokkos::Tools::beginParallelFor(label, Kokkos::Tools::Experimental::device_id(exec), &id);
-  launch();
-  check_cuda(cudaPeekAtLastError(), label.c_str());
-  if (watched) Kokkos::Tools::endParallelFor(id);
-}
 
 }  // namespace KokkosSoftmax::impl
 
