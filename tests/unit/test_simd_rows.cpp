@@ -5,6 +5,7 @@
 // and without stores past the caches. (That their results are right is what every other test asks of each
 // implementation.)
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -28,8 +29,8 @@ class SimdRows : public testing::Test {
 
 // --- functors ----------------------------------------------------------------------------------------------
 
-std::int64_t& vector_calls() {
-  static std::int64_t calls = 0;
+std::atomic<std::int64_t>& vector_calls() {
+  static std::atomic<std::int64_t> calls = 0;
   return calls;
 }
 
@@ -61,7 +62,7 @@ struct HalfPlusColumnAlone {
   }
 };
 
-TEST_F(SimdRows, AFunctorThatAsksIsGivenVectors) {
+TEST_F(SimdRows, AFunctorWithOnVectorIsGivenVectors) {
   const std::int64_t rows = 3, columns = 1000 * ks::simd<float>::size() + 1;
   const Matrix x("x", rows, columns), y("y", rows, columns), expected("expected", rows, columns);
   Random random(1);

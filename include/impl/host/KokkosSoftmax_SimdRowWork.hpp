@@ -31,8 +31,8 @@ class SimdRowWork {
   SimdRowWork(const Problem& problem, bool stream, bool fetch)
       : problem_(problem), columns_(problem.geometry.columns), stream_(stream), fetch_(fetch) {}
 
-  /// A thread's memory for rows of several chunks: twice the exponentials of a row if `staged`, else a chunk
-  /// of logits; twice a state for each chunk.
+  /// A thread's memory for rows of several chunks: the exponentials of a row if `staged`, else a chunk of
+  /// logits, and where another row's may wait, or the same; twice a state for each chunk.
   struct Memory {
     Acc* stage[2];
     State* states[2];
@@ -124,7 +124,7 @@ class SimdRowWork {
   void alternate(index_type begin, index_type end, int batch_rows, const Memory& memory) const {
     constexpr bool writes = operation != Operation::logsumexp;
     // Without staged exponentials the logits of a transform come through the one scratch chunk.
-    const bool overlap = writes && stream_ && (direct || memory.staged);
+    const bool overlap = writes && stream_ && (memory.staged ? memory.stage[0] != memory.stage[1] : direct);
     Batch batches[2];
     Batch* pending = nullptr;
     const auto between = [&](index_type vectors) __attribute__((always_inline)) {

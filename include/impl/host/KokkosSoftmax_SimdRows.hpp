@@ -30,8 +30,15 @@ namespace KokkosSoftmax::impl {
 
 /// What does not: sizes of caches. Bytes unless said.
 struct HostCaches {
-  /// Exponentials that a thread keeps in its share of the second level until the sum of the row is known.
+  /// Exponentials that a thread keeps in its share of the second level until the sum of the row is known;
+  /// twice as much where one row's are written while the next one's are computed.
   static constexpr std::size_t stage = std::size_t(256) << 10;
+  /// Those of longer rows wait in the thread's share of the cache that all threads share: to read them there
+  /// costs less than to compute them once more.
+  static std::size_t longest_stage(int threads) {
+    return std::max(2 * stage,
+                    std::min(shared() / (4 * static_cast<std::size_t>(threads)), std::size_t(8) << 20));
+  }
   /// Below this many elements a second thread costs more than it saves (a parallel region takes 1 to 3 us).
   static constexpr index_type elements_of_one_thread = 12288;
 
@@ -137,7 +144,8 @@ struct SimdRows {
               static_cast<std::size_t>(chunks * (2 * g.rows + SimdTilePlan<A>::most_lanes)) * 2 * sizeof(A);
         }
       } else if (g.columns > SimdRowsPlan<A>::chunk) {
-        stage = 2 * HostCaches::stage + 256;
+        const std::size_t row = static_cast<std::size_t>(g.columns) * sizeof(A);
+        stage = std::min(std::max(2 * HostCaches::stage, row), HostCaches::longest_stage(threads)) + 256;
         states = static_cast<std::size_t>(4 * threads * SimdRowsPlan<A>::chunks(g.columns)) *
                  sizeof(State<Problem>);
       }
@@ -195,6 +203,10 @@ struct SimdRows {
       if (g.rows * g.columns <= HostCaches::elements_of_one_thread) return 1;
       return static_cast<int>(std::min<index_type>(threads, units));
     }
+    /// Whether so many exponentials of a thread can wait.
+    bool can_stage(index_type values) const {
+      return static_cast<std::size_t>(values) * sizeof(typename Problem::Acc) + 256 <= scratch.stage;
+    }
     /// Scratch of a thread, aligned to cache lines.
     typename Problem::Acc* stage(int task) const {
       const auto address =
@@ -218,11 +230,11 @@ struct SimdRows {
       if (chunks == 1) {
         work.short_rows(begin, end);
       } else {
-        const bool staged = static_cast<std::size_t>(g.columns) * sizeof(A) <= HostCaches::stage;
+        constexpr auto half = static_cast<index_type>(HostCaches::stage / sizeof(A));
         A* stage = call.stage(task);
+        A* other = g.columns <= half ? stage + half : stage;
         State<Problem>* states = call.states + 2 * task * chunks;
-        work.long_rows(begin, end,
-                       {{stage, stage + HostCaches::stage / sizeof(A)}, {states, states + chunks}, staged});
+        work.long_rows(begin, end, {{stage, other}, {states, states + chunks}, call.can_stage(g.columns)});
       }
       finish_streaming(call.stream);
     }
@@ -240,9 +252,14 @@ struct SimdRows {
 
     void operator()(int task) const {
       const RowGeometry& g = call.problem.geometry;
-      const Work work(call.problem, call.stream && !keep_in_y, false);
+      const Work work(call.problem, call.stream && !keep_in_y, call.fetch);
       const index_type chunks = SimdRowsPlan<A>::chunks(g.columns);
       const index_type begin = share(rows * chunks, task, tasks), end = share(rows * chunks, task + 1, tasks);
+      constexpr index_type chunk = SimdRowsPlan<A>::chunk;
+      const bool staged = !keep_in_y && call.can_stage((end - begin) * chunk);
+      const auto stage_of = [&](index_type unit) {
+        return call.stage(task) + (staged ? (unit - begin) * chunk : 0);
+      };
       for (index_type unit = begin; unit < end;) {
         const index_type r = unit / chunks;
         const RowAccess<Problem> row(call.problem, first_row + r);
@@ -253,12 +270,13 @@ struct SimdRows {
           const RowResult<A> result = work.joined(states);
           for (; unit < end && unit < (r + 1) * chunks; ++unit) {
             const index_type c = unit - r * chunks;
-            work.write_chunk(row, c, states[c], result, call.stage(task), false, kept);
+            work.write_chunk(row, c, states[c], result, stage_of(unit), staged, kept);
           }
         } else {
           for (; unit < end && unit < (r + 1) * chunks; ++unit) {
             const index_type c = unit - r * chunks;
-            states[c] = work.reduce_chunk(row, c, call.stage(task), false, kept, row.x, [](index_type) {});
+            const auto* next = row.x + std::min(c + 1, chunks - 1) * chunk * row.x_stride;
+            states[c] = work.reduce_chunk(row, c, stage_of(unit), staged, kept, next, [](index_type) {});
           }
         }
       }
