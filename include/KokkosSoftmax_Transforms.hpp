@@ -44,6 +44,12 @@ concept callable_as_value_row_column =
     std::is_invocable_r_v<float, const F&, float, index_type, index_type> ||
     std::is_invocable_r_v<double, const F&, double, index_type, index_type>;
 
+/// A functor that takes a host's vectors of consecutive columns too; see transform().
+template <class F, class Vector>
+concept takes_vectors_of_columns = requires(const F& f, const Vector& value) {
+  { f.on_vector(value, index_type(0), index_type(0)) } -> std::convertible_to<Vector>;
+};
+
 template <class T>
 concept logit_transform = is_library_transform_v<T> || callable_as_value_row_column<T>;
 
@@ -61,7 +67,8 @@ concept view_of_operand = requires(const View& view) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Bound transforms: plain device data. A stage gives, for a row, an object that is called with (value,
 // column), so that what depends on the row alone is found once a row; a mask's object says whether it keeps a
-// column.
+// column. One that has on_vector does the same on the host to a vector of consecutive columns, the first of
+// them given: Ops is SimdOps (impl/host/KokkosSoftmax_Simd.hpp), and this file knows no vectors.
 
 /// From the linear index of a row to an offset in an operand that may broadcast.
 struct RowOffset {
@@ -149,6 +156,10 @@ struct LogitOperand {
       if (column_stride == 1) return data[column];
       return data[column * column_stride];
     }
+    template <class Ops>
+    auto vector(index_type column) const {
+      return Ops::load_strided(data + column * column_stride, column_stride);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
     return {data + row_offset(row), column_stride};
@@ -174,6 +185,10 @@ struct ColumnOperand {
   KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const {
     if (stride == 1) return data[column];
     return data[column * stride];
+  }
+  template <class Ops>
+  auto vector(index_type column) const {
+    return Ops::load_strided(data + column * stride, stride);
   }
 };
 
@@ -210,6 +225,16 @@ struct BoundFunctor {
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return static_cast<Acc>((*f)(value, row, column));
     }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const
+        requires(takes_vectors_of_columns<F, typename Ops::Vector> ||
+                 requires { F::template with<Ops>(value); }) {
+      if constexpr (takes_vectors_of_columns<F, typename Ops::Vector>) {
+        value = f->on_vector(value, row, column);
+      } else {
+        value = F::template with<Ops>(value);
+      }
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {&f, row}; }
 };
@@ -221,6 +246,11 @@ struct BoundKeepIf {
     const Predicate* predicate;
     index_type row;
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const { return (*predicate)(row, column); }
+    template <class Ops>
+    void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
+      kept =
+          kept && Ops::mask_of([&](int lane) { return static_cast<bool>((*predicate)(row, column + lane)); });
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {&predicate, row}; }
 };
@@ -233,6 +263,16 @@ struct BoundMask {
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const {
       return static_cast<bool>(mask(column));
     }
+    template <class Ops>
+    void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
+      if constexpr (std::is_same_v<T, bool>) {
+        if (mask.column_stride == 1) {
+          kept = kept && Ops::mask_of_bools(&mask(column));
+          return;
+        }
+      }
+      kept = kept && Ops::mask_of([&](int lane) { return static_cast<bool>(mask(column + lane)); });
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {mask.at_row(row)}; }
 };
@@ -242,6 +282,10 @@ struct BoundCausal {
   struct Row {
     index_type last;
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const { return column <= last; }
+    template <class Ops>
+    void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
+      kept = kept && Ops::mask_of_first(last - column + 1);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
     return {(row / rows_per_query) % queries + offset};
@@ -268,6 +312,10 @@ struct BoundBias {
       load_neighbours(bias.data + first, operand);
       for (int i = 0; i < width; ++i) value[i] += operand[i];
     }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
+      value = value + bias.template vector<Ops>(column);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {bias.at_row(row)}; }
 };
@@ -281,6 +329,10 @@ struct BoundTemperature {
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
       return value / load_as<Acc>(*temperature);
+    }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type) const {
+      value = value / typename Ops::Vector(load_as<typename Ops::Acc>(*temperature));
     }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {data + row_offset(row)}; }
@@ -301,8 +353,24 @@ struct BoundBatchNorm {
       return (value - load_as<Acc>(all->mean(column))) / deviation * load_as<Acc>(all->gamma(column)) +
              load_as<Acc>(all->beta(column));
     }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
+      using Vector = typename Ops::Vector;
+      const Vector deviation = Ops::sqrt(all->variance.template vector<Ops>(column) +
+                                         Vector(static_cast<typename Ops::Acc>(all->eps)));
+      value = (value - all->mean.template vector<Ops>(column)) / deviation *
+                  all->gamma.template vector<Ops>(column) +
+              all->beta.template vector<Ops>(column);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {this}; }
+};
+
+/// Whether a stage's row object takes vectors of consecutive columns.
+template <class RowStage, class Ops>
+concept goes_on_vectors = requires(const RowStage& stage, typename Ops::Vector& value,
+                                   typename Ops::Mask& kept) {
+  stage.template on_vector<Ops>(value, kept, index_type(0));
 };
 
 /// What a stage's row object does to a value and to whether the logit is kept.
@@ -362,6 +430,12 @@ struct BoundChain {
       apply_stage_to_neighbours<width>(a, value, kept, first);
       apply_stage_to_neighbours<width>(b, value, kept, first);
     }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept, index_type column) const
+        requires(goes_on_vectors<typename A::Row, Ops>&& goes_on_vectors<typename B::Row, Ops>) {
+      a.template on_vector<Ops>(value, kept, column);
+      b.template on_vector<Ops>(value, kept, column);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {a.at_row(row), b.at_row(row)}; }
 };
@@ -391,6 +465,18 @@ KOKKOS_FORCEINLINE_FUNCTION void transform_neighbours(const TransformRow& row, A
     apply_stage_to_neighbours<width>(row, value, kept, first);
     for (int i = 0; i < width; ++i) value[i] = kept[i] ? value[i] : -infinity_v<Acc>;
   }
+}
+
+/// The same of a vector of consecutive columns.
+template <class Ops, class TransformRow>
+typename Ops::Vector transformed_vector(const TransformRow& row, const typename Ops::Vector& value,
+                                        index_type column) {
+  using Vector = typename Ops::Vector;
+  const Vector dropped(-infinity_v<typename Ops::Acc>);
+  typename Ops::Mask kept = !(value == dropped);  // Kokkos' != is false of NaN
+  Vector result = value;
+  row.template on_vector<Ops>(result, kept, column);
+  return Ops::select(kept, result, dropped);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -590,12 +676,20 @@ struct ScaleFunction {
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return value * static_cast<Acc>(factor);
   }
+  template <class Vector>
+  Vector on_vector(const Vector& value, index_type, index_type) const {
+    return value * Vector(static_cast<typename Vector::value_type>(factor));
+  }
 };
 
 struct ReluFunction {
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return value < Acc(0) ? Acc(0) : value;  // keeps NaN
+  }
+  template <class Ops, class Vector>
+  static Vector with(const Vector& value) {
+    return Ops::larger(Vector(typename Ops::Acc(0)), value);
   }
 };
 
@@ -610,6 +704,14 @@ struct GeluTanhFunction {
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return gelu_by_tanh(value);
+  }
+  /// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)).
+  template <class Ops, class Vector>
+  static Vector with(const Vector& value) {
+    using Acc = typename Ops::Acc;
+    const Vector twice =
+        Vector(Acc(2 * 0.79788456080286535588)) * (value + Vector(Acc(0.044715)) * value * value * value);
+    return value / (Vector(Acc(1)) + exp_of_vector<Ops>(-twice));
   }
 };
 
@@ -631,6 +733,12 @@ using impl::operator|;
 /// A user's functor `value' = f(value, row, column)`: `value` is the accumulator (float; double when input or
 /// output is double), `row` and `column` are std::int64_t; `row` is the linear index over the dimensions
 /// other than the axis, the last of them fastest. Called on the device; must be copyable as bytes.
+///
+/// On the host rows go through vectors. A functor that can take them has a member function beside operator():
+///   template <class Vector> Vector on_vector(Vector value, std::int64_t row, std::int64_t column) const;
+/// for the host alone (no KOKKOS_FUNCTION). Along a contiguous axis it is called with a Kokkos SIMD vector,
+/// KokkosSoftmax::simd<float> (or <double>), whose lanes are the columns `column`, `column + 1`, ...; the
+/// ends of rows and all other cases go through operator(), one by one, as everything does without it.
 template <impl::callable_as_value_row_column F>
 auto transform(F f) {
   return impl::FunctorTransform<F>(std::move(f));

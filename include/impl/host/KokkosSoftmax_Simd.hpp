@@ -12,7 +12,9 @@
 
 #include <Kokkos_SIMD.hpp>
 
+#include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -121,6 +123,27 @@ struct SimdOps {
     }
   }
 
+  /// The smaller one; where one is NaN, `b`.
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector smaller(const Vector& a, const Vector& b) {
+#if defined(__AVX512F__)
+    if constexpr (avx512 && sizeof(Acc) == 4) {
+      return Vector(_mm512_maskz_min_ps(0xffff, raw(a), raw(b)));
+    } else if constexpr (avx512) {
+      return Vector(_mm512_maskz_min_pd(0xff, raw(a), raw(b)));
+    } else
+#endif
+#if defined(__AVX2__)
+        if constexpr (avx2 && sizeof(Acc) == 4) {
+      return Vector(_mm256_min_ps(raw(a), raw(b)));
+    } else if constexpr (avx2) {
+      return Vector(_mm256_min_pd(raw(a), raw(b)));
+    } else
+#endif
+    {
+      return select(a < b, a, b);
+    }
+  }
+
   KOKKOSSOFTMAX_HOST_FUNCTION static Vector select(const Mask& mask, const Vector& yes, const Vector& no) {
     if constexpr (width == 1) {
       return static_cast<bool>(mask) ? yes : no;
@@ -131,7 +154,21 @@ struct SimdOps {
     }
   }
 
-  /// 2^n from what adding 1.5 * 2^p + bias leaves in the low bits: see exp_of_vector.
+#if defined(__AVX512F__)
+  /// v * 2^n for whole numbers n of any size, rounded once.
+  static constexpr bool scales_by_powers_of_two = avx512;
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector times_power_of_two(const Vector& v, const Vector& n) {
+    if constexpr (sizeof(Acc) == 4) {
+      return Vector(_mm512_maskz_scalef_ps(0xffff, raw(v), raw(n)));
+    } else {
+      return Vector(_mm512_maskz_scalef_pd(0xff, raw(v), raw(n)));
+    }
+  }
+#else
+  static constexpr bool scales_by_powers_of_two = false;
+#endif
+
+  /// 2^n from what adding 1.5 * 2^p + bias leaves in the low bits: see ReducedExp.
   KOKKOSSOFTMAX_HOST_FUNCTION static Vector power_of_two(const Vector& shifted) {
     constexpr int mantissa_bits = sizeof(Acc) == 4 ? 23 : 52;
     if constexpr (width == 1) {
@@ -150,6 +187,49 @@ struct SimdOps {
     {
       return std::bit_cast<Vector>(std::bit_cast<IntegerVector>(shifted) << mantissa_bits);
     }
+  }
+
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector sqrt(const Vector& v) {
+    if constexpr (width == 1) {
+      return Vector(std::sqrt(static_cast<Acc>(v)));
+    } else
+#if defined(__AVX512F__)
+        if constexpr (avx512 && sizeof(Acc) == 4) {
+      return Vector(_mm512_maskz_sqrt_ps(0xffff, raw(v)));
+    } else if constexpr (avx512) {
+      return Vector(_mm512_maskz_sqrt_pd(0xff, raw(v)));
+    } else
+#endif
+    {
+      return Kokkos::sqrt(v);
+    }
+  }
+
+  /// Lane by lane what `keeps(lane)` says.
+  template <class Keeps>
+  KOKKOSSOFTMAX_HOST_FUNCTION static Mask mask_of(const Keeps& keeps) {
+    alignas(64) Acc lanes[width];
+    for (int i = 0; i < width; ++i) lanes[i] = keeps(i) ? Acc(1) : Acc(0);
+    return load(lanes) > Vector(Acc(0));
+  }
+  /// True in the first `count` lanes (0 or less: in none).
+  KOKKOSSOFTMAX_HOST_FUNCTION static Mask mask_of_first(index_type count) {
+    alignas(64) static constexpr auto lane = [] {
+      std::array<Acc, width> numbers{};
+      for (int i = 0; i < width; ++i) numbers[static_cast<std::size_t>(i)] = static_cast<Acc>(i);
+      return numbers;
+    }();
+    return load(lane.data()) < Vector(static_cast<Acc>(count < 0 ? 0 : count < width ? count : width));
+  }
+  /// True where a bool, one of neighbours in memory, is.
+  KOKKOSSOFTMAX_HOST_FUNCTION static Mask mask_of_bools(const bool* p) {
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+    if constexpr (avx512 && sizeof(Acc) == 4) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+      return Mask(_mm_test_epi8_mask(bytes, bytes));
+    }
+#endif
+    return mask_of([&](int lane) { return p[lane]; });
   }
 
   // -------------------------------------------------------------------------------------------------------
@@ -220,6 +300,18 @@ struct SimdOps {
         return load(lanes);
       }
     }
+  }
+
+  /// Elements at a distance; 0: the same one in all lanes. Of any type that converts to Acc.
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector load_strided(const T* p, index_type stride) {
+    if (stride == 0) return Vector(load_as<Acc>(*p));
+    if constexpr (is_scalar_v<T>) {
+      if (stride == 1) return load(p);
+    }
+    alignas(64) Acc lanes[width];
+    for (int i = 0; i < width; ++i) lanes[i] = load_as<Acc>(p[i * stride]);
+    return load(lanes);
   }
 
   /// The first `count` (1 to width - 1) elements; the other lanes are `rest`.

@@ -1,0 +1,444 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// Rows side by side: the axis is not contiguous, a lane has a row, and a tile of neighbouring rows goes
+/// through the columns together.
+
+#ifndef KOKKOSSOFTMAX_SIMDTILE_HPP
+#define KOKKOSSOFTMAX_SIMDTILE_HPP
+
+#include <impl/host/KokkosSoftmax_SimdChunk.hpp>
+
+#include <cstring>
+
+namespace KokkosSoftmax::impl {
+
+/// How an axis that is not contiguous is cut; what decides the bits depends on the length and the type alone.
+template <class Acc>
+struct SimdTilePlan {
+  static constexpr int width = SimdOps<Acc>::width;
+  /// Columns that have a maximum and a sum of their own.
+  static constexpr int block = 32;
+  /// Lanes that go through a block together: 16 KB, half of the smallest first-level cache.
+  static constexpr int group = 512 / sizeof(Acc);
+  static_assert(group % width == 0);
+  /// A tile of exponentials waits in the second-level cache: this many bytes of it.
+  static constexpr index_type stage_bytes = index_type(512) << 10;
+  /// 4 KB of a column, a page of memory.
+  static constexpr int most_lanes = 4096 / sizeof(Acc);
+  static constexpr int fewest_lanes = 128 / sizeof(Acc);
+  /// Columns of which a tile of twice the fewest lanes fits; longer rows are read twice, in chunks.
+  static constexpr index_type longest_staged =
+      stage_bytes / (2 * fewest_lanes * static_cast<index_type>(sizeof(Acc)));
+  static constexpr index_type chunk = 1024;
+  static_assert(chunk % block == 0);
+
+  static index_type chunks(index_type columns) {
+    return columns <= longest_staged ? 1 : ceil_div(columns, chunk);
+  }
+  static index_type blocks(index_type columns) { return ceil_div(columns, block); }
+  /// What a thread needs: the exponentials, or those of one block, and the maximum and sum of each block.
+  static constexpr std::size_t scratch_bytes =
+      static_cast<std::size_t>(stage_bytes) + 2 * (chunk / block) * most_lanes * sizeof(Acc);
+};
+
+/// How the rows are grouped into tiles: of neighbours in memory where there are some.
+struct SimdTiles {
+  bool adjacent;     ///< the rows of a tile lie side by side in x and y
+  index_type inner;  ///< rows that continue each other
+  int lanes;
+  index_type of_inner;
+  index_type count;
+
+  template <class Problem>
+  static SimdTiles of(const Problem& problem, int concurrency) {
+    using Acc = typename Problem::Acc;
+    using Plan = SimdTilePlan<Acc>;
+    const RowGeometry& g = problem.geometry;
+    SimdTiles tiles{};
+    const int fastest = g.rank - 1;
+    tiles.adjacent = g.rank > 0 && g.x_stride[fastest] == 1 && g.extent[fastest] >= Plan::fewest_lanes / 2 &&
+                     (g.y_stride[fastest] == 1 || problem.operation == Operation::logsumexp);
+    tiles.inner = tiles.adjacent ? g.extent[fastest] : g.rows;
+    index_type lanes = Plan::most_lanes, units = 1;
+    if (Plan::chunks(g.columns) == 1) {
+      lanes = std::min(lanes, Plan::stage_bytes / static_cast<index_type>(sizeof(Acc)) /
+                                  (Plan::blocks(g.columns) * Plan::block));
+    } else {
+      units = Plan::chunks(g.columns);
+    }
+    // Enough of them for all threads.
+    lanes = std::min(lanes, ceil_div(g.rows * units, index_type(4) * concurrency));
+    const int step = std::min(lanes, tiles.inner) >= Plan::group ? Plan::group : Plan::fewest_lanes;
+    lanes = std::min(lanes, tiles.inner + step - 1);
+    lanes = std::max<index_type>(lanes / step, 1) * step;
+    tiles.lanes = static_cast<int>(lanes);
+    tiles.of_inner = ceil_div(tiles.inner, lanes);
+    tiles.count = tiles.of_inner * (g.rows / tiles.inner);
+    return tiles;
+  }
+};
+
+/// Neighbouring rows side by side, a lane each. A block of columns is loaded, with its maximum in every lane;
+/// while it is in the first-level cache its exponentials to that maximum and their sum are formed and the
+/// next block is fetched; in the end an output is exponential * factor of its block.
+template <class Problem, Operation operation>
+class SimdTile {
+ public:
+  using Acc = typename Problem::Acc;
+  using In = typename Problem::In;
+  using Out = typename Problem::Out;
+  using Ops = SimdOps<Acc>;
+  using Vector = typename Ops::Vector;
+  using Plan = SimdTilePlan<Acc>;
+  static constexpr int w = Ops::width;
+  static constexpr int most = Plan::most_lanes;
+  static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
+
+  SimdTile(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream)
+      : problem_(problem), adjacent_(tiles.adjacent), stream_(stream) {
+    const index_type run = tile / tiles.of_inner, at = (tile - run * tiles.of_inner) * tiles.lanes;
+    const index_type first = run * tiles.inner + at;
+    lanes_ = static_cast<int>(std::min<index_type>(tiles.lanes, tiles.inner - at));
+    padded_ = (lanes_ + w - 1) / w * w;
+    group_ = std::min(padded_, Plan::group);
+    groups_ = (padded_ + group_ - 1) / group_;
+    // Columns at a distance of a large power of two share a few sets of the caches, so that a block does not
+    // stay there: it is copied.
+    constexpr index_type distance_of_sets = 32768;
+    from_memory_ =
+        identity && adjacent_ &&
+        problem.geometry.x_column_stride * static_cast<index_type>(sizeof(In)) % distance_of_sets != 0;
+    for (int l = 0; l < lanes_; ++l) {
+      const RowGeometry::Row row = problem.geometry.row(first + l);
+      x_offset_[l] = row.x_offset;
+      y_offset_[l] = row.y_offset;
+      if constexpr (!identity) transform_[l] = problem.transform.at_row(row.index);
+      if (identity && adjacent_ && operation != Operation::logsumexp) break;  // the first one says it all
+    }
+  }
+
+  /// Rows that wait in `scratch` as a whole.
+  void whole(Acc* scratch) {
+    const index_type columns = problem_.geometry.columns, blocks = Plan::blocks(columns);
+    Acc* partials = scratch + Plan::stage_bytes / static_cast<index_type>(sizeof(Acc));
+    reduce(0, columns, scratch, operation == Operation::softmax, partials);
+    merge(partials, blocks, 2 * padded_);
+    finish();
+    if constexpr (operation == Operation::softmax) {
+      write_staged(scratch, partials);
+    } else if constexpr (operation == Operation::log_softmax) {
+      write_columns(0, columns, scratch);
+    }
+  }
+
+  /// [max of each lane, sum of each lane] of one chunk of long rows.
+  void reduce_chunk(index_type chunk, Acc* scratch, Acc* state) {
+    const index_type begin = chunk * Plan::chunk,
+                     end = std::min(begin + Plan::chunk, problem_.geometry.columns);
+    Acc* partials = scratch + Plan::stage_bytes / static_cast<index_type>(sizeof(Acc));
+    reduce(begin, end, scratch, false, partials);
+    merge(partials, Plan::blocks(end - begin), 2 * padded_);
+    std::memcpy(state, max_, static_cast<std::size_t>(padded_) * sizeof(Acc));
+    std::memcpy(state + padded_, sum_, static_cast<std::size_t>(padded_) * sizeof(Acc));
+  }
+
+  void join(const Acc* states, index_type chunks, index_type distance) { merge(states, chunks, distance); }
+
+  /// From the sums to what the last formula takes; writes logsumexp.
+  void finish() {
+    for (int l = 0; l < lanes_; ++l) {
+      const RowResult<Acc> result(operation, MaxSum<Acc>{max_[l], sum_[l]});
+      if constexpr (operation == Operation::logsumexp) {
+        problem_.y[y_offset_[l]] = store_as<Out>(result.logsumexp());
+      }
+      sum_[l] = operation == Operation::softmax ? result.factor : result.log_sum;
+    }
+  }
+
+  void write_chunk(index_type chunk, Acc* scratch) {
+    const index_type begin = chunk * Plan::chunk;
+    write_columns(begin, std::min(begin + Plan::chunk, problem_.geometry.columns), scratch);
+  }
+
+ private:
+  const In* x_column(index_type c) const {
+    return problem_.x + x_offset_[0] + c * problem_.geometry.x_column_stride;
+  }
+
+  KOKKOSSOFTMAX_HOST_FUNCTION Acc logit(const In& x, int l, index_type c) const {
+    if constexpr (identity) {
+      return load_as<Acc>(x);
+    } else {
+      return transformed<Acc>(transform_[l], load_as<Acc>(x), c);
+    }
+  }
+
+  /// A column's logits of the lanes [begin, end), filled up to whole vectors.
+  KOKKOSSOFTMAX_HOST_FUNCTION void load(index_type c, int begin, int end, Acc* to) const {
+    if (identity && adjacent_) {
+      const In* x = x_column(c) + begin;
+      const int count = end - begin;
+      int l = 0;
+      for (; l + w <= count; l += w) Ops::store(to + l, Ops::load(x + l));
+      if (l < count) Ops::store(to + l, Ops::load_part(x + l, count - l, -infinity_v<Acc>));
+      return;
+    }
+    if (adjacent_) {
+      const In* x = x_column(c);
+      for (int l = begin; l < end; ++l) to[l - begin] = logit(x[l], l, c);
+    } else {
+      const In* x = problem_.x + c * problem_.geometry.x_column_stride;
+      for (int l = begin; l < end; ++l) to[l - begin] = logit(x[x_offset_[l]], l, c);
+    }
+    for (int l = end; (l - begin) % w != 0; ++l) to[l - begin] = -infinity_v<Acc>;
+  }
+
+  /// A vector of lanes in each of the columns of a block.
+  struct ColumnsOfX {
+    const In* x;
+    index_type stride;
+    KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(int c) const { return Ops::load(x + c * stride); }
+  };
+  struct PartOfX {
+    const In* x;
+    index_type stride;
+    int count;
+    KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(int c) const {
+      return Ops::load_part(x + c * stride, count, -infinity_v<Acc>);
+    }
+  };
+  struct ColumnsOfStage {
+    const Acc* v;
+    int stride;
+    KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(int c) const { return Ops::load(v + c * stride); }
+  };
+
+  /// The blocks of [begin, end): their [max, sum] of each lane in `partials`; exponentials in `stage`, of all
+  /// blocks one after the other if `keep`.
+  void reduce(index_type begin, index_type end, Acc* stage, bool keep, Acc* partials) {
+    any_infinite_ = false;
+    index_type slot = 0;
+    for (index_type b = begin; b < end; b += Plan::block, partials += 2 * padded_) {
+      const int columns = static_cast<int>(std::min<index_type>(Plan::block, end - b));
+      for (int g = 0; g < groups_; ++g) {
+        Acc* v = stage + slot;
+        if (keep) slot += Plan::block * group_;
+        const int first = g * group_, last = std::min(first + group_, lanes_);
+        load_block(b, columns, first, last, v, partials + first);
+        // What comes next: the next lanes of these columns, or the next columns.
+        const In* next = problem_.x + x_offset_[0];
+        if (g + 1 < groups_) {
+          next = x_column(b) + first + group_;
+        } else if (b + 2 * Plan::block <= end) {
+          next = x_column(b + Plan::block);
+        }
+        const index_type next_stride =
+            next == problem_.x + x_offset_[0] ? 0 : problem_.geometry.x_column_stride;
+        for (int l = 0; l < last - first; l += w) {
+          const auto add = [&](const auto& source) __attribute__((always_inline)) {
+            if (keep) {
+              add_block<true>(source, v + l, columns, partials + first + l, next + l, next_stride);
+            } else {
+              add_block<false>(source, v + l, columns, partials + first + l, next + l, next_stride);
+            }
+          };
+          if (from_memory_ && l + w <= last - first) {
+            add(ColumnsOfX{x_column(b) + first + l, problem_.geometry.x_column_stride});
+          } else if (from_memory_) {
+            add(PartOfX{x_column(b) + first + l, problem_.geometry.x_column_stride, last - first - l});
+          } else {
+            add(ColumnsOfStage{v + l, group_});
+          }
+        }
+      }
+    }
+    if (any_infinite_) mark_infinite(begin, end, partials - 2 * Plan::blocks(end - begin) * padded_);
+  }
+
+  /// Logits of a group of lanes to `v`, and their maxima, finite as MaxSum keeps them.
+  void load_block(index_type begin, int columns, int first, int last, Acc* v, Acc* maxima) {
+    const int vectors = (last - first + w - 1) / w;
+    constexpr int all = Plan::group / w;
+    Vector m[all];
+    if (from_memory_) {
+      for (int k = 0; k < all; ++k) m[k] = Vector(-infinity_v<Acc>);
+      const In* x = x_column(begin) + first;
+      const index_type stride = problem_.geometry.x_column_stride;
+      if (last - first == Plan::group) {
+        for (int c = 0; c < columns; ++c, x += stride) {
+          for (int k = 0; k < all; ++k) m[k] = Ops::larger(Ops::load(x + k * w), m[k]);
+        }
+      } else {
+        const int whole = (last - first) / w, rest = (last - first) % w;
+        for (int c = 0; c < columns; ++c, x += stride) {
+          for (int k = 0; k < whole; ++k) m[k] = Ops::larger(Ops::load(x + k * w), m[k]);
+          if (rest > 0)
+            m[whole] = Ops::larger(Ops::load_part(x + whole * w, rest, -infinity_v<Acc>), m[whole]);
+        }
+      }
+    } else {
+      for (int k = 0; k < vectors; ++k) m[k] = Vector(-infinity_v<Acc>);
+      for (int c = 0; c < columns; ++c) {
+        Acc* to = v + c * group_;
+        load(begin + c, first, last, to);
+        for (int k = 0; k < vectors; ++k) m[k] = Ops::larger(Ops::load(to + k * w), m[k]);
+      }
+    }
+    Vector top(-infinity_v<Acc>);
+    for (int k = 0; k < vectors; ++k) {
+      const Vector finite = Ops::larger(Vector(-largest_v<Acc>), Ops::smaller(Vector(largest_v<Acc>), m[k]));
+      top = Ops::larger(m[k], top);
+      Ops::store(maxima + k * w, finite);
+    }
+    any_infinite_ = any_infinite_ || Ops::max(top) == infinity_v<Acc>;
+  }
+
+  /// Exponentials and sums of a block of columns, for a vector of lanes.
+  template <bool keep, class Source>
+  KOKKOSSOFTMAX_HOST_FUNCTION void add_block(const Source& source, Acc* v, int columns, Acc* partial,
+                                             const In* next, index_type next_stride) const {
+    const Vector m = Ops::load(partial);
+    const auto one = [&](int c) __attribute__((always_inline)) {
+      const Vector e = exp_of_vector_difference<Ops>(source(c) - m);
+      if constexpr (keep) Ops::store(v + c * group_, e);
+      __builtin_prefetch(next, 0, 2);
+      next += next_stride;
+      return e;
+    };
+    Vector sum;
+    int c = 0;
+    if constexpr (operation == Operation::logsumexp) {
+      CompensatedVector<Acc> total;
+      for (; c + 2 <= columns; c += 2) total.add(one(c) + one(c + 1));
+      if (c < columns) total.add(one(c));
+      sum = total.sum + total.low;
+    } else {
+      Vector a0(Acc(0)), a1 = a0, a2 = a0, a3 = a0;
+      for (; c + 4 <= columns; c += 4) {
+        a0 = a0 + one(c);
+        a1 = a1 + one(c + 1);
+        a2 = a2 + one(c + 2);
+        a3 = a3 + one(c + 3);
+      }
+      if (c < columns) a0 = a0 + one(c++);
+      if (c < columns) a1 = a1 + one(c++);
+      if (c < columns) a2 = a2 + one(c++);
+      sum = (a0 + a1) + (a2 + a3);
+    }
+    Ops::store(partial + padded_, sum);
+  }
+
+  /// exp of a vector makes NaN of +inf: where there was no NaN, the sum is +inf.
+  [[gnu::noinline]] void mark_infinite(index_type begin, index_type end, Acc* partials) const {
+    for (index_type b = begin; b < end; b += Plan::block, partials += 2 * padded_) {
+      for (int l = 0; l < lanes_; ++l) {
+        if (partials[l] != largest_v<Acc>) continue;
+        const In* x = problem_.x + (adjacent_ ? x_offset_[0] + l : x_offset_[l]);
+        bool nan = false, infinite = false;
+        for (index_type c = b; c < std::min(b + Plan::block, end); ++c) {
+          const Acc v = logit(x[c * problem_.geometry.x_column_stride], l, c);
+          nan = nan || v != v;
+          infinite = infinite || v == infinity_v<Acc>;
+        }
+        if (infinite && !nan) partials[padded_ + l] = infinity_v<Acc>;
+      }
+    }
+  }
+
+  /// [max, sum] of each lane over `count` of them, in order.
+  void merge(const Acc* states, index_type count, index_type distance) {
+    for (int l = 0; l < padded_; l += w) {
+      Vector max = Ops::load(states + l);
+      for (index_type i = 1; i < count; ++i) max = Ops::larger(Ops::load(states + i * distance + l), max);
+      CompensatedVector<Acc> sum;
+      for (index_type i = 0; i < count; ++i) {
+        const Acc* state = states + i * distance + l;
+        sum.add(Ops::load(state + padded_) * exp_of_vector_difference<Ops>(Ops::load(state) - max));
+      }
+      // Of an infinite sum the rounding errors are NaN: it speaks for itself.
+      const Vector low = Ops::select(sum.low == sum.low, sum.low, Vector(Acc(0)));
+      Ops::store(max_ + l, max);
+      Ops::store(sum_ + l, sum.sum + low);
+    }
+  }
+
+  /// softmax of the exponentials in `stage`.
+  void write_staged(Acc* stage, Acc* partials) {
+    const index_type columns = problem_.geometry.columns;
+    for (index_type b = 0; b < columns; b += Plan::block, partials += 2 * padded_) {
+      const int of_block = static_cast<int>(std::min<index_type>(Plan::block, columns - b));
+      for (int l = 0; l < padded_; l += w) {
+        const Vector m = Ops::load(partials + l) - Ops::load(max_ + l);
+        Ops::store(partials + l, exp_of_vector_difference<Ops>(m) * Ops::load(sum_ + l));
+      }
+      for (int g = 0; g < groups_; ++g, stage += Plan::block * group_) {
+        const int first = g * group_, last = std::min(first + group_, lanes_);
+        const Acc* factor = partials + first;
+        for (int c = 0; c < of_block; ++c) {
+          Acc* v = stage + c * group_;
+          if (!stream_ && adjacent_) fetch_for_writing(b + c + 8, first, last);
+          store(
+              StagedValues<Acc>{v}, b + c, first, last,
+              v, [&](const Vector& e, index_type l) __attribute__((always_inline)) {
+                return e * Ops::load(factor + l);
+              });
+        }
+      }
+    }
+  }
+
+  /// A page a column: what the processor fetches of itself ends at a page.
+  KOKKOSSOFTMAX_HOST_FUNCTION void fetch_for_writing(index_type c, int begin, int end) const {
+    const Out* y = problem_.y + y_offset_[0] +
+                   std::min(c, problem_.geometry.columns - 1) * problem_.geometry.y_column_stride;
+    for (int l = begin; l < end; l += static_cast<int>(64 / sizeof(Out))) __builtin_prefetch(y + l, 1, 3);
+  }
+
+  /// Outputs from the logits, read once more.
+  void write_columns(index_type begin, index_type end, Acc* scratch) {
+    for (index_type c = begin; c < end; ++c) {
+      const auto formula = [&](const Vector& v, index_type i) __attribute__((always_inline)) {
+        const Vector difference = v - Ops::load(max_ + i);
+        if constexpr (operation == Operation::softmax) {
+          return exp_of_vector_difference<Ops>(difference) * Ops::load(sum_ + i);
+        } else {
+          return difference - Ops::load(sum_ + i);
+        }
+      };
+      if (identity && adjacent_) {
+        store(LogitsInMemory<Acc, In>{x_column(c)}, c, 0, lanes_, scratch, formula);
+      } else {
+        load(c, 0, lanes_, scratch);
+        store(StagedValues<Acc>{scratch}, c, 0, lanes_, scratch, formula);
+      }
+    }
+  }
+
+  /// A column of the lanes [begin, end) from a source that starts at the first of them.
+  template <class Source, class Formula>
+  KOKKOSSOFTMAX_HOST_FUNCTION void store(const Source& source, index_type c, int begin, int end, Acc* scratch,
+                                         const Formula& formula) {
+    Out* y = problem_.y + c * problem_.geometry.y_column_stride;
+    const int count = end - begin;
+    if (adjacent_) {
+      chunk_write<Acc>(source, count, y + y_offset_[0] + begin, stream_, formula);
+    } else {
+      for (int l = 0; l < count; l += w) Ops::store(scratch + l, formula(source(l), l));
+      for (int l = 0; l < count; ++l) y[y_offset_[begin + l]] = store_as<Out>(scratch[l]);
+    }
+  }
+
+  const Problem& problem_;
+  bool adjacent_, stream_, from_memory_, any_infinite_ = false;
+  int lanes_, padded_;
+  int group_, groups_;  ///< lanes of a group, groups of a tile
+  index_type x_offset_[most], y_offset_[most];
+  std::conditional_t<identity, char, typename Problem::Transform::Row> transform_[identity ? 1 : most];
+  alignas(64) Acc max_[most + w], sum_[most + w];
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif

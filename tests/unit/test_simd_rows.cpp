@@ -1,0 +1,237 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What only the host's vector kernels promise: functors on vectors, which threads work, the same bits with
+// and without stores past the caches. (That their results are right is what every other test asks of each
+// implementation.)
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "../support/cases.hpp"
+#include "../support/transform_cases.hpp"
+
+namespace {
+
+using namespace tests;
+using Exec = Kokkos::DefaultHostExecutionSpace;
+using Matrix = Kokkos::View<float**, Kokkos::LayoutRight, Exec::memory_space>;
+
+class SimdRows : public testing::Test {
+ protected:
+  const ks::ScopedImplementation forced{"simd_rows"};
+  const Exec exec;
+};
+
+// --- functors ----------------------------------------------------------------------------------------------
+
+std::atomic<std::int64_t>& vector_calls() {
+  static std::atomic<std::int64_t> calls = 0;
+  return calls;
+}
+
+// value / 2 + column % 5, on vectors from the first lane's column.
+struct HalfPlusColumn {
+  float operator()(float value, std::int64_t, std::int64_t column) const {
+    return value * 0.5f + static_cast<float>(column % 5);
+  }
+  template <class Vector>
+  Vector on_vector(Vector value, std::int64_t, std::int64_t column) const {
+    static_assert(std::is_same_v<Vector, ks::simd<float>>);
+    ++vector_calls();
+    constexpr int width = static_cast<int>(Vector::size());
+    float lanes[width];
+    value.copy_to(lanes, Kokkos::Experimental::simd_flag_default);
+    for (int i = 0; i < width; ++i) lanes[i] = (*this)(lanes[i], 0, column + i);
+    Vector result;
+    result.copy_from(lanes, Kokkos::Experimental::simd_flag_default);
+    return result;
+  }
+};
+
+// The same; a functor without on_vector must not be given vectors, though it could take them.
+struct HalfPlusColumnAlone {
+  template <class Value>
+  Value operator()(Value value, std::int64_t, std::int64_t column) const {
+    static_assert(std::is_arithmetic_v<Value>, "was given a vector without on_vector");
+    return value * 0.5f + static_cast<float>(column % 5);
+  }
+};
+
+TEST_F(SimdRows, AFunctorWithOnVectorIsGivenVectors) {
+  const std::int64_t rows = 3, columns = 1000 * ks::simd<float>::size() + 1;
+  const Matrix x("x", rows, columns), y("y", rows, columns), expected("expected", rows, columns);
+  Random random(1);
+  for (std::int64_t i = 0; i < rows * columns; ++i) x.data()[i] = static_cast<float>(random.uniform(-5, 5));
+  for (const auto& chain : {0, 1}) {
+    vector_calls() = 0;
+    if (chain == 0) {
+      ks::softmax(exec, x, y, HalfPlusColumn{});
+      ks::softmax(exec, x, expected, HalfPlusColumnAlone{});
+    } else {
+      ks::softmax(exec, x, y, ks::scale(2) | HalfPlusColumn{} | ks::causal(1) | ks::relu());
+      ks::softmax(exec, x, expected, ks::scale(2) | HalfPlusColumnAlone{} | ks::causal(1) | ks::relu());
+    }
+    // Once or twice for each vector, whether exponentials are kept or not.
+    const std::int64_t vectors = rows * (columns / static_cast<std::int64_t>(ks::simd<float>::size()));
+    EXPECT_GE(vector_calls(), vectors);
+    EXPECT_LE(vector_calls(), 2 * vectors);
+    for (std::int64_t i = 0; i < rows * columns; ++i)
+      ASSERT_FLOAT_EQ(y.data()[i], expected.data()[i]) << "element " << i << " of chain " << chain;
+  }
+}
+
+// --- threads -----------------------------------------------------------------------------------------------
+
+struct Visitors {
+  std::mutex mutex;
+  std::set<std::thread::id> ids;
+  void note() {
+    const std::lock_guard lock(mutex);
+    ids.insert(std::this_thread::get_id());
+  }
+};
+
+struct NoteThread {
+  Visitors* visitors;
+  float operator()(float value, std::int64_t, std::int64_t column) const {
+    if (column == 0 || column % 4096 == 0) visitors->note();
+    return value;
+  }
+};
+
+struct NoteThreadOfRange {
+  Visitors* visitors;
+  void operator()(std::int64_t) const { visitors->note(); }
+};
+
+struct Shape {
+  std::int64_t rows, columns;
+  int axis;
+};
+
+TEST_F(SimdRows, ShortWorkWakesNoOtherThread) {
+  for (const Shape& s : {Shape{1, 1000, 1}, Shape{10, 1000, 1}, Shape{1000, 10, 1}, Shape{1000, 10, 0},
+                         Shape{1, 12000, 1}, Shape{12000, 1, 0}}) {
+    const Matrix x("x", s.rows, s.columns);
+    Visitors visitors;
+    ks::softmax(exec, x, x, ks::axis(s.axis), NoteThread{&visitors});
+    EXPECT_EQ(visitors.ids, std::set{std::this_thread::get_id()}) << s.rows << " x " << s.columns;
+  }
+}
+
+TEST_F(SimdRows, LongWorkUsesTheInstancesThreadsAndNoOthers) {
+  Visitors all;
+  Kokkos::parallel_for("threads", Kokkos::RangePolicy<Exec>(exec, 0, 1000 * exec.concurrency()),
+                       NoteThreadOfRange{&all});
+  // Many rows, a few long ones, one; and the same across the other axis.
+  for (const Shape& s : {Shape{3000, 300, 1}, Shape{2, 400000, 1}, Shape{1, 1000000, 1}, Shape{300, 3000, 0},
+                         Shape{400000, 2, 0}, Shape{100000, 1, 0}}) {
+    const Matrix x("x", s.rows, s.columns);
+    Visitors visitors;
+    ks::softmax(exec, x, x, ks::axis(s.axis), NoteThread{&visitors});
+    const std::string where = std::to_string(s.rows) + " x " + std::to_string(s.columns);
+    EXPECT_EQ(visitors.ids.size(), all.ids.size()) << where;
+    EXPECT_TRUE(std::includes(all.ids.begin(), all.ids.end(), visitors.ids.begin(), visitors.ids.end()))
+        << where;
+  }
+}
+
+// --- the same bits whatever the size of the call
+// -------------------------------------------------------------
+
+// Large calls store past the caches, fetch ahead and share rows otherwise than small ones; the bits are those
+// of a row alone. 80 MB, more than the caches of most machines, at every alignment of the output.
+template <class T>
+void check_large(const Exec& exec, Operation operation, std::int64_t columns, int offset) {
+  const std::int64_t rows = (std::int64_t(80) << 20) / static_cast<std::int64_t>(sizeof(T)) / columns;
+  using Flat = Kokkos::View<T*, Exec::memory_space>;
+  const Flat x(Kokkos::view_alloc(Kokkos::WithoutInitializing, "x"), rows * columns + offset),
+      y(Kokkos::view_alloc(Kokkos::WithoutInitializing, "y"), rows * columns + offset + 64);
+  Random random(5);
+  std::vector<T> row(static_cast<std::size_t>(columns));
+  for (T& v : row) v = T(static_cast<float>(random.uniform(-8, 8)));
+  for (std::int64_t r = 0; r < rows; ++r)
+    std::memcpy(static_cast<void*>(x.data() + offset + r * columns), row.data(), row.size() * sizeof(T));
+  const T mark(-7.0f);
+  for (std::int64_t i = 0; i < offset; ++i) y.data()[i] = mark;
+  for (std::int64_t i = 0; i < 64; ++i) y.data()[offset + rows * columns + i] = mark;
+  using Rows =
+      Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  const Kokkos::View<T*, Exec::memory_space> lse("lse", 1);
+  const Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space> alone("alone", 1, columns);
+  call(operation, exec, Rows(row.data(), 1, columns), alone, lse, 1);
+  call(operation, exec, Rows(x.data() + offset, rows, columns), Rows(y.data() + offset, rows, columns), lse,
+       1);
+  std::int64_t different = 0;
+  for (std::int64_t r = 0; r < rows; ++r)
+    different += std::memcmp(y.data() + offset + r * columns, alone.data(), row.size() * sizeof(T)) != 0;
+  EXPECT_EQ(different, 0) << "rows of " << columns << " " << ks::scalar_name<T>() << ", offset " << offset;
+  for (std::int64_t i = 0; i < offset; ++i)
+    EXPECT_EQ(static_cast<float>(y.data()[i]), -7.0f) << "before the output";
+  for (std::int64_t i = 0; i < 64; ++i)
+    EXPECT_EQ(static_cast<float>(y.data()[offset + rows * columns + i]), -7.0f) << "behind the output";
+}
+
+TEST_F(SimdRows, LargeCallsGiveTheBitsOfSmallOnes) {
+  for (auto operation : {Operation::softmax, Operation::log_softmax}) {
+    for (std::int64_t columns : {7, 64, 1003, 5001, 300001}) {
+      check_large<float>(exec, operation, columns, columns % 2 == 0 ? 0 : 3);
+      check_large<ks::bhalf_t>(exec, operation, columns, 1);
+    }
+    check_large<double>(exec, operation, 1003, 1);
+    check_large<ks::half_t>(exec, operation, 1024, 0);
+  }
+}
+
+// Along the other axis: columns of tiles that wait as a whole, and of those that are read twice; whole and
+// part tiles, at a distance that shares sets of the caches and at one that does not.
+TEST_F(SimdRows, TilesGiveTheBitsOfColumnsAlone) {
+  for (const Shape& s : {Shape{40, 16384, 0}, Shape{1000, 3000, 0}, Shape{1030, 1000, 0},
+                         Shape{5000, 1100, 0}, Shape{3000, 8192, 0}}) {
+    const Matrix x(Kokkos::view_alloc(Kokkos::WithoutInitializing, "x"), s.rows, s.columns),
+        y(Kokkos::view_alloc(Kokkos::WithoutInitializing, "y"), s.rows, s.columns);
+    Random random(6);
+    for (std::int64_t r = 0; r < s.rows; ++r) {
+      const auto value = static_cast<float>(random.uniform(-8, 8));
+      for (std::int64_t c = 0; c < s.columns; ++c) x(r, c) = value;
+    }
+    const Kokkos::View<float**, Kokkos::LayoutRight, Exec::memory_space> thin("thin", s.rows, 17),
+        alone("alone", s.rows, 17);
+    for (std::int64_t r = 0; r < s.rows; ++r)
+      for (std::int64_t c = 0; c < 17; ++c) thin(r, c) = x(r, c);
+    ks::softmax(exec, x, y, ks::axis(0));
+    ks::softmax(exec, thin, alone, ks::axis(0));
+    std::int64_t different = 0;
+    for (std::int64_t r = 0; r < s.rows; ++r)
+      for (std::int64_t c = 0; c < s.columns; ++c)
+        different += std::memcmp(&y(r, c), &alone(r, 0), sizeof(float)) != 0;
+    EXPECT_EQ(different, 0) << s.rows << " x " << s.columns;
+    for (std::int64_t c = 0; c < 17; ++c)
+      EXPECT_EQ(std::memcmp(&alone(s.rows - 1, c), &alone(s.rows - 1, 0), sizeof(float)), 0);
+  }
+}
+
+// A maximum that rises from block to block, the hardest order for sums that are rescaled: within the contract
+// all the same, along either axis.
+TEST_F(SimdRows, RisingRows) {
+  for (int axis : {1, 0}) {
+    Case c;
+    c.extents = axis == 1 ? std::vector<std::int64_t>{2, 70000} : std::vector<std::int64_t>{70000, 2};
+    c.axis = axis;
+    c.logits.resize(140000);
+    for (std::int64_t i = 0; i < 70000; ++i) {
+      for (std::int64_t r = 0; r < 2; ++r) {
+        const double value = static_cast<float>(static_cast<double>(i) * (r == 0 ? 1e-4 : 3e-5));
+        c.logits[static_cast<std::size_t>(axis == 1 ? r * 70000 + i : i * 2 + r)] = value;
+      }
+    }
+    for (auto operation : operations) run_case<float, float, 2>(exec, operation, c, "simd_rows");
+  }
+}
+
+}  // namespace
