@@ -10,7 +10,8 @@
 #include <cudaTypedefs.h>
 
 #include <algorithm>
-#include <climits>
+#include <atomic>
+#include <new>
 
 // The kernels' bodies exist where wgmma does; elsewhere split_gemm_is_there() says no.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
@@ -30,7 +31,8 @@ __device__ __forceinline__ float power_of_two(int exponent) {
   return __uint_as_float(static_cast<std::uint32_t>(exponent + 127) << 23);
 }
 
-// ---- The split -------------------------------------------------------------------------------------------------------
+// ---- The split
+// -------------------------------------------------------------------------------------------------------
 
 /// The scale of a row, as two factors, because 2^163 (a row of the smallest subnormal) is not a float.
 struct RowScale {
@@ -137,8 +139,8 @@ struct SplitTarget {
 
 constexpr int split_threads = 256, split_vectors = 4, split_pass = split_threads * split_vectors * 8;
 
-/// A block a row whose columns are neighbours. Rows of up to split_pass elements stay in registers between the two
-/// passes, longer ones are read again (from L2).
+/// A block a row whose columns are neighbours. Rows of up to split_pass elements stay in registers between
+/// the two passes, longer ones are read again (from L2).
 template <bool aligned, bool resident>
 __global__ void __launch_bounds__(split_threads) split_rows_kernel(StridedFloats from, SplitTarget to) {
   to.clear_flags();
@@ -185,15 +187,16 @@ __global__ void __launch_bounds__(split_threads) split_rows_kernel(StridedFloats
   __syncthreads();
   if (threadIdx.x == 0) {
     to.row[row] = {scale.unscale_first, scale.unscale_second,
-                   scale.finite ? static_cast<float>(lossy_in_all) : __uint_as_float(infinity_bits), magnitude};
+                   scale.finite ? static_cast<float>(lossy_in_all) : __uint_as_float(infinity_bits),
+                   magnitude};
   }
 }
 
 constexpr int strided_rows = 32, strided_columns = 64;
 
 /// The largest magnitudes of rows whose columns are not neighbours; SplitRow was cleared.
-__global__ void __launch_bounds__(256) strided_magnitude_kernel(StridedFloats from, SplitTarget to,
-                                                                std::int64_t row_tiles, std::int64_t chunk) {
+__global__ void __launch_bounds__(256)
+    strided_magnitude_kernel(StridedFloats from, SplitTarget to, std::int64_t row_tiles, std::int64_t chunk) {
   to.clear_flags();
   const std::int64_t tile = blockIdx.x;
   const std::int64_t row = tile % row_tiles * strided_rows + threadIdx.x % strided_rows;
@@ -201,15 +204,16 @@ __global__ void __launch_bounds__(256) strided_magnitude_kernel(StridedFloats fr
   if (row >= from.rows) return;
   std::uint32_t magnitude = 0;
   for (std::int64_t k = first + threadIdx.x / strided_rows; k < end; k += 256 / strided_rows) {
-    magnitude = max(magnitude,
-                    __float_as_uint(__ldg(from.data + row * from.row_stride + k * from.column_stride)) & 0x7fffffffu);
+    magnitude =
+        max(magnitude,
+            __float_as_uint(__ldg(from.data + row * from.row_stride + k * from.column_stride)) & 0x7fffffffu);
   }
   if (magnitude > 0) atomicMax(&to.row[row].magnitude, magnitude);
 }
 
 /// Splits and transposes tiles of 32 rows and 64 columns.
-__global__ void __launch_bounds__(256) strided_split_kernel(StridedFloats from, SplitTarget to,
-                                                            std::int64_t row_tiles) {
+__global__ void __launch_bounds__(256)
+    strided_split_kernel(StridedFloats from, SplitTarget to, std::int64_t row_tiles) {
   __shared__ float tile[strided_columns][strided_rows + 1];
   const std::int64_t first_row = blockIdx.x % row_tiles * strided_rows;
   const std::int64_t first_column = blockIdx.x / row_tiles * strided_columns;
@@ -241,7 +245,8 @@ __global__ void __launch_bounds__(256) strided_split_kernel(StridedFloats from, 
   }
 }
 
-// ---- The product -----------------------------------------------------------------------------------------------------
+// ---- The product
+// -----------------------------------------------------------------------------------------------------
 
 constexpr int left_rows = 128, step_columns = 64, consumers = 2;
 constexpr int gemm_threads = 128 * (consumers + 1);
@@ -254,7 +259,7 @@ struct Ring {
   static constexpr std::uint32_t row_bytes = step_columns * 2;
   static constexpr std::uint32_t left_bytes = left_rows * row_bytes, bytes = left_bytes + width * row_bytes;
   static constexpr int slots = std::min<int>(12, (shared_bytes_of_block - 1024 - 256) / bytes);
-  static constexpr int shared_bytes = 1024 + slots * bytes + slots * 16;
+  static constexpr int shared_bytes = 1024 + slots * (bytes + 16);
 
   std::uint32_t base;
   int slot = 0;
@@ -289,7 +294,8 @@ struct GemmArguments {
   struct Tile {
     std::int64_t left, right;
   };
-  __device__ __forceinline__ Tile tile(std::int64_t t, std::int64_t left_tiles, std::int64_t right_tiles) const {
+  __device__ __forceinline__ Tile tile(std::int64_t t, std::int64_t left_tiles,
+                                       std::int64_t right_tiles) const {
     constexpr std::int64_t group = 16;
     const std::int64_t g = t / (group * right_tiles), first = g * group;
     const std::int64_t in_group = left_tiles - first < group ? left_tiles - first : group;
@@ -300,13 +306,15 @@ struct GemmArguments {
 
 /// Three warpgroups: two multiply, 64 x width of the tile each; one thread of the third feeds them.
 ///
-/// All walk the same sequence of tiles, K steps and halves. A slot's `full` barrier expects one arrival and the bytes of
-/// the slot a round, its `free` barrier one arrival from each of the eight multiplying warps; no block waits for another.
-/// Each warpgroup has three accumulators: `sum` in float arithmetic, `high` and `cross` in the tensor core's. While the
-/// tensor core is at the cross products of a chain, `high` of that chain goes to `sum`.
+/// All walk the same sequence of tiles, K steps and halves. A slot's `full` barrier expects one arrival and
+/// the bytes of the slot a round, its `free` barrier one arrival from each of the eight multiplying warps; no
+/// block waits for another. Each warpgroup has three accumulators: `sum` in float arithmetic, `high` and
+/// `cross` in the tensor core's. While the tensor core is at the cross products of a chain, `high` of that
+/// chain goes to `sum`.
 template <int width, int chain>
 __global__ void __launch_bounds__(gemm_threads, 1)
-    split_gemm_kernel(const __grid_constant__ CUtensorMap left_map, const __grid_constant__ CUtensorMap right_map,
+    split_gemm_kernel(const __grid_constant__ CUtensorMap left_map,
+                      const __grid_constant__ CUtensorMap right_map,
                       const __grid_constant__ GemmArguments a) {
 #if defined(KOKKOSSOFTMAX_HAS_WGMMA)
   extern __shared__ unsigned char shared[];
@@ -331,7 +339,8 @@ __global__ void __launch_bounds__(gemm_threads, 1)
     if (warp == 4 * consumers && lane == 0) {
       for (std::int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
         const auto tile = a.tile(t, left_tiles, right_tiles);
-        const int left_row = static_cast<int>(tile.left * left_rows), right_row = static_cast<int>(tile.right * width);
+        const int left_row = static_cast<int>(tile.left * left_rows),
+                  right_row = static_cast<int>(tile.right * width);
         for (int step = 0; step < a.steps; ++step) {
 #pragma unroll 1
           for (int low = 0; low < 2; ++low) {
@@ -374,8 +383,10 @@ __global__ void __launch_bounds__(gemm_threads, 1)
                             right_low = matrix_descriptor(ring.right());
         ring.advance();
         // X's low halves first, on whichever side X is, so that both orientations give the same bits.
-        const std::uint64_t left_1 = a.w_is_left ? left_high : left_low, right_1 = a.w_is_left ? right_low : right_high;
-        const std::uint64_t left_2 = a.w_is_left ? left_low : left_high, right_2 = a.w_is_left ? right_high : right_low;
+        const std::uint64_t left_1 = a.w_is_left ? left_high : left_low,
+                            right_1 = a.w_is_left ? right_low : right_high;
+        const std::uint64_t left_2 = a.w_is_left ? left_low : left_high,
+                            right_2 = a.w_is_left ? right_high : right_low;
 #pragma unroll
         for (int first = 0; first < 4; first += chain) {
           // After the reads of `high` below, and after the branches of a wait.
@@ -387,6 +398,11 @@ __global__ void __launch_bounds__(gemm_threads, 1)
           }
           wgmma_commit_group();
           if (first == 0) {
+            // Groups end in order: these products are the only ones under way, the step before is read out.
+            wgmma_wait_group<1>();
+            release();
+            held_high = slot_high;
+            held_low = slot_low;
             mbarrier_wait_parity(ring.full(slot_low), phase_low);
             wgmma_fence();
           }
@@ -400,13 +416,7 @@ __global__ void __launch_bounds__(gemm_threads, 1)
             wgmma_f16(cross, left_2 + k * matrix_descriptor_step, right_2 + k * matrix_descriptor_step, true);
           }
           wgmma_commit_group();
-          // Groups end in order: this chain's high products, and all of the chain before.
           wgmma_wait_group<1>();
-          if (first == 0) {
-            release();
-            held_high = slot_high;
-            held_low = slot_low;
-          }
           accumulators_are_complete(high);
 #pragma unroll
           for (int i = 0; i < count; ++i) sum[i] += high[i];
@@ -437,7 +447,8 @@ __global__ void __launch_bounds__(gemm_threads, 1)
               const int e = 4 * j + 2 * i + c;
               const float scaled = fmaf(cross[e], low_unscale, sum[e]);
               const bool passes = fabsf(scaled) >= 2 * (info_l.z + info_r.z);
-              value[c] = passes ? scaled * (info_l.x * info_r.x) * (info_l.y * info_r.y) : __uint_as_float(mark_bits);
+              value[c] = passes ? scaled * (info_l.x * info_r.x) * (info_l.y * info_r.y)
+                                : __uint_as_float(mark_bits);
               marked = marked || !passes;
             }
             const std::int64_t r = column + 8 * j;
@@ -460,7 +471,8 @@ __global__ void __launch_bounds__(gemm_threads, 1)
 #endif
 }
 
-// ---- Float arithmetic ------------------------------------------------------------------------------------------------
+// ---- Float arithmetic
+// ------------------------------------------------------------------------------------------------
 
 constexpr int float_tile = 128, float_step = 16, float_run = 64;
 
@@ -470,37 +482,71 @@ struct FloatArguments {
   std::int64_t w_leading;
   StridedResult result;
   const unsigned char* flags;
+};
 
-  __device__ __forceinline__ float x_at(std::int64_t m, std::int64_t k) const {
-    return m < x.rows && k < x.columns ? __ldg(x.data + m * x.row_stride + k * x.column_stride) : 0.0f;
-  }
-  /// From the halves where they keep enough, so that a packed W gives the bits of one that is not.
-  __device__ __forceinline__ float w_at(std::int64_t n, std::int64_t k) const {
-    if (n >= w.rows || k >= w.columns) return 0;
-    if (w.halves) {
-      const SplitRow row = w.row[n];
-      if (row.lossy == 0) {
-        const std::uint16_t* high = w.halves + n * w_leading + k;
-        const float h = __half2float(__ushort_as_half(*high)),
-                    l = __half2float(__ushort_as_half(high[w.rows * w_leading]));
-        return fmaf(l, low_unscale, h) * row.unscale_first * row.unscale_second;
+/// Where a row of W comes from: its halves where they keep enough, so that a packed W gives the bits of one
+/// that is not.
+struct FloatSource {
+  const float* given;
+  const std::uint16_t* high;  ///< null: from `given`
+  float unscale_first, unscale_second;
+
+  __device__ FloatSource(const FloatArguments& a, std::int64_t row) : given(nullptr), high(nullptr) {
+    if (row >= a.w.rows) return;
+    if (a.w.halves) {
+      const SplitRow info = a.w.row[row];
+      if (info.lossy == 0) {
+        high = a.w.halves + row * a.w_leading;
+        unscale_first = info.unscale_first;
+        unscale_second = info.unscale_second;
+        return;
       }
-      if (w.given_row) n = w.given_row[n];
+      if (a.w.given_row) row = a.w.given_row[row];
     }
-    return __ldg(w.given.data + n * w.given.row_stride + k * w.given.column_stride);
+    given = a.w.given.data + row * a.w.given.row_stride;
+  }
+
+  /// What is in memory; value() is apart from it, so that nothing waits for a load before its time.
+  __device__ __forceinline__ std::uint32_t bits(const FloatArguments& a, std::int64_t k) const {
+    if (high) return __ldg(high + k) | std::uint32_t(__ldg(high + a.w.rows * a.w_leading + k)) << 16;
+    return given ? __float_as_uint(__ldg(given + k * a.w.given.column_stride)) : 0u;
+  }
+  __device__ __forceinline__ float value(std::uint32_t bits) const {
+    if (!high) return __uint_as_float(bits);
+    const float h = __half2float(__ushort_as_half(static_cast<unsigned short>(bits))),
+                l = __half2float(__ushort_as_half(static_cast<unsigned short>(bits >> 16)));
+    return fmaf(l, low_unscale, h) * unscale_first * unscale_second;
   }
 };
 
-/// 128 x 128 elements a block, 8 x 8 a thread. Each element is summed in the order of K, 64 at a time, wherever it is in
-/// the tile.
+/// 128 x 128 elements a block, 8 x 8 a thread. Each element is summed in the order of K, 64 at a time,
+/// wherever it is in the tile.
 __global__ void __launch_bounds__(256) float_gemm_kernel(const __grid_constant__ FloatArguments a) {
   __shared__ float xs[float_step][float_tile + 4], ws[float_step][float_tile + 4];
+  __shared__ __align__(16) unsigned char sources[float_tile * sizeof(FloatSource)];
+  auto* const source = reinterpret_cast<FloatSource*>(sources);
   const std::int64_t tiles_n = (a.w.rows + float_tile - 1) / float_tile;
   const std::int64_t tiles = (a.x.rows + float_tile - 1) / float_tile * tiles_n;
   const int row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
+  const int load_k = threadIdx.x % 16, load_row = threadIdx.x / 16;
   for (std::int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     if (a.flags && a.flags[t] == 0) continue;
     const std::int64_t m0 = t / tiles_n * float_tile, n0 = t % tiles_n * float_tile;
+    __syncthreads();
+    if (threadIdx.x < float_tile) new (source + threadIdx.x) FloatSource(a, n0 + threadIdx.x);
+    __syncthreads();
+    float x_next[8];
+    std::uint32_t w_next[8];
+    const auto load = [&](std::int64_t k) {
+      const bool there = k < a.x.columns;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const std::int64_t m = m0 + load_row + 16 * i;
+        x_next[i] =
+            there && m < a.x.rows ? __ldg(a.x.data + m * a.x.row_stride + k * a.x.column_stride) : 0.0f;
+        w_next[i] = there ? source[load_row + 16 * i].bits(a, k) : 0u;
+      }
+    };
     float total[8][8] = {}, sum[8][8] = {};
     const auto add_up = [&] {
 #pragma unroll
@@ -512,21 +558,16 @@ __global__ void __launch_bounds__(256) float_gemm_kernel(const __grid_constant__
         }
       }
     };
-    const int load_k = threadIdx.x % 16, load_row = threadIdx.x / 16;
+    load(load_k);
     for (std::int64_t k0 = 0; k0 < a.x.columns; k0 += float_step) {
-      float x_next[8], w_next[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        x_next[i] = a.x_at(m0 + load_row + 16 * i, k0 + load_k);
-        w_next[i] = a.w_at(n0 + load_row + 16 * i, k0 + load_k);
-      }
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         xs[load_k][load_row + 16 * i] = x_next[i];
-        ws[load_k][load_row + 16 * i] = w_next[i];
+        ws[load_k][load_row + 16 * i] = source[load_row + 16 * i].value(w_next[i]);
       }
       __syncthreads();
+      load(k0 + float_step + load_k);
 #pragma unroll
       for (int k = 0; k < float_step; ++k) {
         float x[8], w[8];
@@ -559,7 +600,8 @@ __global__ void __launch_bounds__(256) float_gemm_kernel(const __grid_constant__
   }
 }
 
-// ---- Launches --------------------------------------------------------------------------------------------------------
+// ---- Launches
+// --------------------------------------------------------------------------------------------------------
 
 int multiprocessors() {
   int device = 0, count = 0;
@@ -576,7 +618,8 @@ PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
     const cudaError_t error =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
 #else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found);
+    const cudaError_t error =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found);
 #endif
     if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) entry = nullptr;
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
@@ -590,9 +633,10 @@ cudaError_t encode(CUtensorMap& map, const SplitMatrix& m, int box_rows) {
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(m.columns), static_cast<cuuint64_t>(m.rows), 2};
   const cuuint64_t strides[] = {leading_bytes, leading_bytes * static_cast<cuuint64_t>(m.rows)};
   const cuuint32_t box[] = {step_columns, static_cast<cuuint32_t>(box_rows), 1}, every[] = {1, 1, 1};
-  const CUresult result = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, m.halves, extents, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, m.halves, extents, strides, box, every,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -602,10 +646,8 @@ cudaError_t launch_gemm(const CUtensorMap& left, const CUtensorMap& right, const
   const std::int64_t tiles =
       (a.left_extent + left_rows - 1) / left_rows * ((a.right_extent + width - 1) / width);
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors(), tiles));
-  const cudaError_t error = cudaFuncSetAttribute(
-      split_gemm_kernel<width, chain>, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<width>::shared_bytes);
-  if (error != cudaSuccess) return error;
-  split_gemm_kernel<width, chain><<<blocks, gemm_threads, Ring<width>::shared_bytes, stream>>>(left, right, a);
+  split_gemm_kernel<width, chain>
+      <<<blocks, gemm_threads, Ring<width>::shared_bytes, stream>>>(left, right, a);
   return cudaGetLastError();
 }
 
@@ -622,27 +664,61 @@ cudaError_t launch_gemm(int chain, const CUtensorMap& left, const CUtensorMap& r
   }
 }
 
-}  // namespace
-
-bool split_gemm_is_there() {
+template <int width, int chain>
+bool load_gemm() {
   cudaFuncAttributes attributes{};
-  int device = 0, major = 0, minor = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
+  return cudaFuncGetAttributes(&attributes, split_gemm_kernel<width, chain>) == cudaSuccess &&
+         // The empty body, of another architecture, has next to no registers.
+         attributes.numRegs > 64 &&
+         cudaFuncSetAttribute(split_gemm_kernel<width, chain>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              Ring<width>::shared_bytes) == cudaSuccess;
+}
+
+template <int width>
+bool load_gemms() {
+  return load_gemm<width, 1>() && load_gemm<width, 2>() && load_gemm<width, 4>();
+}
+
+bool load_kernels(int device) {
+  int before = 0, major = 0, minor = 0;
+  if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device) != cudaSuccess ||
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
     return false;
   }
-  if (major != 9 || minor != 0 || !tensor_map_encoder()) return false;
-  // The empty body, for another architecture, uses next to no registers.
-  if (cudaFuncGetAttributes(&attributes, split_gemm_kernel<128, 4>) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return false;
+  bool there = major == 9 && minor == 0 && tensor_map_encoder() && load_gemms<128>() && load_gemms<64>() &&
+               load_gemms<32>() && load_gemms<16>();
+  cudaFuncAttributes attributes{};
+  const auto load = [&](auto* kernel) {
+    there = there && cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess;
+  };
+  load(split_rows_kernel<true, true>);
+  load(split_rows_kernel<true, false>);
+  load(split_rows_kernel<false, true>);
+  load(split_rows_kernel<false, false>);
+  load(strided_magnitude_kernel);
+  load(strided_split_kernel);
+  load(float_gemm_kernel);
+  (void)cudaGetLastError();
+  return cudaSetDevice(before) == cudaSuccess && there;
+}
+
+}  // namespace
+
+bool split_gemm_is_there(int device) {
+  constexpr int most_devices = 64;
+  static std::atomic<int> known[most_devices];  // 0: not asked yet, 1: no, 2: yes
+  if (device < 0 || device >= most_devices) return false;
+  int answer = known[device].load(std::memory_order_acquire);
+  if (answer == 0) {
+    answer = load_kernels(device) ? 2 : 1;
+    known[device].store(answer, std::memory_order_release);
   }
-  return attributes.numRegs > 64;
+  return answer == 2;
 }
 
 SplitGemmPlan split_gemm_plan(std::int64_t m, std::int64_t n, std::int64_t k, int sms) {
-  SplitGemmPlan best{false, 128, k <= 512 ? 1 : k <= 2048 ? 2 : 4};
+  SplitGemmPlan best{false, 128, k <= 512 ? 1 : k <= 2048 ? 2 : 4, 0};
   // What a K step costs a tile; narrow tiles are limited by shared memory.
   struct Width {
     int rows;
@@ -654,25 +730,29 @@ SplitGemmPlan split_gemm_plan(std::int64_t m, std::int64_t n, std::int64_t k, in
     const std::int64_t left = w_is_left ? n : m, right = w_is_left ? m : n;
     for (const auto& [rows, cost] : widths) {
       const std::int64_t tiles = (left + left_rows - 1) / left_rows * ((right + rows - 1) / rows);
-      const double all = static_cast<double>((tiles + sms - 1) / sms) * cost;
+      const std::int64_t waves = (tiles + sms - 1) / sms;
+      const double all = static_cast<double>(waves) * cost;
       if (least == 0 || all < least * 0.999) {
         least = all;
         best.w_is_left = w_is_left;
         best.width = rows;
+        best.waves = waves;
       }
     }
   }
   return best;
 }
 
-cudaError_t split_rows(const SplitMatrix& to, unsigned char* flags, std::size_t flag_count, cudaStream_t stream) {
+cudaError_t split_rows(const SplitMatrix& to, unsigned char* flags, std::size_t flag_count,
+                       cudaStream_t stream) {
   const StridedFloats& from = to.given;
   const SplitTarget target(to, flags, flag_count);
   if (from.column_stride == 1 || from.columns == 1) {
     const bool aligned = reinterpret_cast<std::uintptr_t>(from.data) % 16 == 0 && from.row_stride % 4 == 0;
     const bool resident = from.columns <= split_pass;
-    const auto kernel = aligned ? (resident ? split_rows_kernel<true, true> : split_rows_kernel<true, false>)
-                                : (resident ? split_rows_kernel<false, true> : split_rows_kernel<false, false>);
+    const auto kernel = aligned
+                            ? (resident ? split_rows_kernel<true, true> : split_rows_kernel<true, false>)
+                            : (resident ? split_rows_kernel<false, true> : split_rows_kernel<false, false>);
     kernel<<<static_cast<unsigned>(from.rows), split_threads, 0, stream>>>(from, target);
     return cudaGetLastError();
   }
@@ -681,15 +761,16 @@ cudaError_t split_rows(const SplitMatrix& to, unsigned char* flags, std::size_t 
   if (error != cudaSuccess) return error;
   const std::int64_t row_tiles = (from.rows + strided_rows - 1) / strided_rows;
   constexpr std::int64_t chunk = 1024;
-  strided_magnitude_kernel<<<static_cast<unsigned>(row_tiles * ((from.columns + chunk - 1) / chunk)), 256, 0, stream>>>(
-      from, target, row_tiles, chunk);
-  strided_split_kernel<<<static_cast<unsigned>(row_tiles * ((from.columns + strided_columns - 1) / strided_columns)),
+  strided_magnitude_kernel<<<static_cast<unsigned>(row_tiles * ((from.columns + chunk - 1) / chunk)), 256, 0,
+                             stream>>>(from, target, row_tiles, chunk);
+  strided_split_kernel<<<static_cast<unsigned>(row_tiles *
+                                               ((from.columns + strided_columns - 1) / strided_columns)),
                          256, 0, stream>>>(from, target, row_tiles);
   return cudaGetLastError();
 }
 
-cudaError_t split_gemm(const SplitMatrix& x, const SplitMatrix& w, const StridedResult& result, unsigned char* flags,
-                       const SplitGemmPlan& plan, cudaStream_t stream) {
+cudaError_t split_gemm(const SplitMatrix& x, const SplitMatrix& w, const StridedResult& result,
+                       unsigned char* flags, const SplitGemmPlan& plan, cudaStream_t stream) {
   const SplitMatrix &left = plan.w_is_left ? w : x, &right = plan.w_is_left ? x : w;
   CUtensorMap left_map, right_map;
   cudaError_t error = encode(left_map, left, left_rows);

@@ -220,6 +220,12 @@ class PrepareBatchNorms {
 
 struct LinearScratch;
 
+/// Whether a GEMM takes X and W of any layout, and the panels of W are its own business.
+template <class Gemm>
+inline constexpr bool multiplies_problem_v = requires {
+  Gemm::multiplies_problem;
+};
+
 /// How a head is cut, and where its scratch lies. Depends on types, extents and layout alone, because it
 /// decides the bits. What is needed beside the operands:
 ///   Y float or double (and no smaller than X and W), one of its strides 1: the logits are in Y, nothing;
@@ -245,8 +251,10 @@ struct GemmPlan {
 
   explicit GemmPlan(const Problem& p) {
     const index_type m = p.x.rows, n = p.w.rows, k = p.x.columns;
-    pack_x = !take(p.x, x);
-    pack_w = !take(p.w, w);
+    if constexpr (!multiplies_problem_v<Gemm>) {
+      pack_x = !take(p.x, x);
+      pack_w = !take(p.w, w);
+    }
     if constexpr (std::is_same_v<typename Problem::Y, Acc>) {
       logits = as_blas_matrix(p.y);
       y_holds_logits = logits.leading > 0;
@@ -317,6 +325,10 @@ struct GemmPlan {
 ///   template <class Exec> static constexpr bool avoids_small_dot_products;
 ///   static void multiply(exec, precision, x, w, logits)         logits = x w^T on BlasMatrix, x with K > 0;
 ///   static void reserve(exec).
+/// Or, in place of the last two, with `static constexpr bool multiplies_problem = true`:
+///   static void multiply(exec, problem, first_row, logits)      the logits of a panel of rows;
+///   static void reserve(exec, problem, rows)                    for panels of at most so many rows.
+/// Either may have advise_against(exec, problem), see CandidateList.
 template <class Gemm>
 struct GemmThenRows {
   static constexpr const char* name = Gemm::name;
@@ -329,6 +341,15 @@ struct GemmThenRows {
     if (p.x.columns > INT_MAX) return "BLAS counts K in an int, and it is larger";
     if (p.w.rows > INT_MAX) return "BLAS counts N in an int, and it is larger";
     return Gemm::refuse(exec, p);
+  }
+
+  template <class Exec, class Problem>
+  static std::string_view advise_against(const Exec& exec, const Problem& p) {
+    if constexpr (requires { Gemm::advise_against(exec, p); }) {
+      return Gemm::advise_against(exec, p);
+    } else {
+      return {};
+    }
   }
 
   template <class Exec, class Problem>
@@ -361,7 +382,11 @@ struct GemmThenRows {
     using Acc = typename Problem::Acc;
     const GemmPlan<Exec, Gemm, Problem> plan(p);
     if (plan.bytes) Pool<Exec>::reserve(exec, plan.bytes);
-    Gemm::reserve(exec);
+    if constexpr (multiplies_problem_v<Gemm>) {
+      Gemm::reserve(exec, p, plan.panel_rows);
+    } else {
+      Gemm::reserve(exec);
+    }
     const auto use = [&](auto implementation, const auto& problem) {
       implementation.reserve(exec, problem);
       auto no_rows = problem;
@@ -406,13 +431,23 @@ struct GemmThenRows {
   template <class Exec, class Problem, class Plan, class Acc>
   static void multiply(const Exec& exec, const Problem& p, const Plan& plan, char* scratch, index_type first,
                        const BlasMatrix<Acc>& logits) {
-    using Operand = typename Plan::Operand;
     const std::string label = std::string("KokkosSoftmax::") + p.name();
     if (p.x.columns == 0) {
       launch_range(exec, label + "::zero", logits.rows * logits.columns,
                    FillZero<Exec, Acc>{as_matrix(logits)});
       return;
     }
+    if constexpr (multiplies_problem_v<Gemm>) {
+      Gemm::multiply(exec, p, first, logits);
+    } else {
+      multiply_panels(exec, p, plan, scratch, label, first, logits);
+    }
+  }
+
+  template <class Exec, class Problem, class Plan, class Acc>
+  static void multiply_panels(const Exec& exec, const Problem& p, const Plan& plan, char* scratch,
+                              const std::string& label, index_type first, const BlasMatrix<Acc>& logits) {
+    using Operand = typename Plan::Operand;
     const BlasMatrix<const Operand> x =
         plan.pack_x ? pack(exec, label + "::pack_x", p.x.row_panel(first, logits.rows),
                            plan.x.columns_contiguous, reinterpret_cast<Operand*>(scratch + plan.x_at))
