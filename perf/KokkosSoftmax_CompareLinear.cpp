@@ -116,74 +116,81 @@ Action gemm_alone(const Exec& exec, const Case& what, double range) {
           }};
 }
 
-// Some rows of the output against double precision, with what a GEMM's roundings may do to each logit.
+// Some rows of the output against double precision, with what a GEMM's roundings may do to each logit. Some
+// columns of them: the ratio of two elements of a row needs the logits of two columns alone, and batch
+// statistics those of all rows; the sum of the row speaks for the other columns.
 template <class Op, class Exec, class In, class Out>
-void check(const Exec& exec, const Block<In, Exec>& x, const Block<In, Exec>& w, const Block<Out, Exec>& y,
-           const Case& what, Accuracy& accuracy) {
+void check(const Exec& exec, const In* x, const In* w, const Block<Out, Exec>& y, const Case& what,
+           Accuracy& accuracy) {
   using Acc = ks::accumulator_t<In, Out>;
   const double unit = std::is_same_v<Acc, double> ? 0x1p-53 : 0x1p-24;
   const bool tf32 =
       Op::precision == ks::Precision::tf32 && std::is_same_v<In, float> && !is_host_backend<Exec>;
   const std::int64_t m = what.rows, n = what.columns, k = what.inner;
-  const double work = static_cast<double>(n) * static_cast<double>(k);
-  // Batch statistics need every row.
-  if (Op::has_statistics && work * static_cast<double>(m) > 2e9) return;
-  std::vector<std::int64_t> computed, chosen{0, m / 2, m - 1};
-  chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
+  const std::vector<std::int64_t> rows = rows_to_check(m, n, 1), columns = rows_to_check(n, 1, 32);
+  std::vector<std::int64_t> computed = rows;
   if (Op::has_statistics) {
+    computed.clear();
     for (std::int64_t i = 0; i < m; ++i) computed.push_back(i);
-  } else {
-    computed = chosen;
   }
-  std::vector<std::int64_t> w_rows;
-  for (std::int64_t j = 0; j < n; ++j) w_rows.push_back(j);
-  const std::vector<double> xs = gather<In>(exec, x, computed, k, k, 1),
-                            ws = gather<In>(exec, w, w_rows, k, k, 1);
-  const std::vector<double> ys = gather<Out>(exec, y, chosen, n, n, 1);
+  const auto gathered = [&](const In* from, const std::vector<std::int64_t>& chosen, std::int64_t extent) {
+    const Kokkos::View<In*, typename Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>> view(
+        const_cast<In*>(from), static_cast<std::size_t>(extent * k));
+    return gather<In>(exec, Block<In, Exec>(view), chosen, k, k, 1);
+  };
+  const std::vector<double> xs = gathered(x, computed, m), ws = gathered(w, columns, n);
+  const std::vector<double> ys = gather<Out>(exec, y, rows, n, n, 1);
   const double roundings =
       std::min<double>(static_cast<double>(k), 8 + 2 * std::sqrt(static_cast<double>(k)));
-  std::vector<double> value(computed.size() * n), error(value.size());
+  const std::size_t width = columns.size();
+  std::vector<double> value(computed.size() * width), error(value.size());
   for (std::size_t r = 0; r < computed.size(); ++r) {
-    for (std::int64_t j = 0; j < n; ++j) {
+    for (std::size_t c = 0; c < width; ++c) {
       double sum = 0, size = 0;
       for (std::int64_t i = 0; i < k; ++i) {
-        const double product = xs[r * k + i] * ws[j * k + i];
+        const double product = xs[r * k + i] * ws[c * k + i];
         sum += product;
         size += std::fabs(product);
       }
-      value[r * n + j] = sum;
-      error[r * n + j] = (roundings * unit + (tf32 ? 0x1p-9 : 0)) * size + 8 * unit * std::fabs(sum);
+      value[r * width + c] = sum;
+      error[r * width + c] = (roundings * unit + (tf32 ? 0x1p-9 : 0)) * size + 8 * unit * std::fabs(sum);
     }
   }
-  std::vector<double> mean(n, 0.0), variance(n, 0.0);
-  if (Op::has_statistics) {
-    for (std::int64_t j = 0; j < n; ++j) {
-      for (std::int64_t r = 0; r < m; ++r) mean[j] += value[r * n + j] / static_cast<double>(m);
-      for (std::int64_t r = 0; r < m; ++r) {
-        variance[j] += (value[r * n + j] - mean[j]) * (value[r * n + j] - mean[j]) / static_cast<double>(m);
-      }
+  std::vector<double> mean(width, 0.0), variance(width, 0.0);
+  for (std::size_t c = 0; Op::has_statistics && c < width; ++c) {
+    for (std::int64_t r = 0; r < m; ++r) mean[c] += value[r * width + c] / static_cast<double>(m);
+    for (std::int64_t r = 0; r < m; ++r) {
+      variance[c] +=
+          (value[r * width + c] - mean[c]) * (value[r * width + c] - mean[c]) / static_cast<double>(m);
     }
   }
-  const double half_unit_out = sizeof(Out) == 2 ? (std::is_same_v<Out, ks::half_t> ? 0x1p-10 : 0x1p-7) : 0;
-  for (std::size_t c = 0; c < chosen.size(); ++c) {
-    const std::size_t r = Op::has_statistics ? static_cast<std::size_t>(chosen[c]) : c;
-    double largest = -1e300, largest_error = 0, sum = 0;
-    std::vector<double> logit(n);
-    for (std::int64_t j = 0; j < n; ++j) {
-      logit[j] = Op::logit(value[r * n + j], mean[j], variance[j]);
-      largest = std::max(largest, logit[j]);
-      largest_error = std::max(largest_error, Op::slope(mean[j], variance[j]) * error[r * n + j] +
-                                                  16 * unit * std::fabs(logit[j]));
+  const double output_unit = sizeof(Out) == 2 ? (std::is_same_v<Out, ks::half_t> ? 0x1p-10 : 0x1p-7) : 0;
+  const double base = (unit == 0x1p-53 ? 1e-14 : 1e-6) + output_unit;
+  const auto note = [&](double difference, double allowed) {
+    accuracy.error = std::max(accuracy.error, difference);
+    accuracy.allowed = std::max(accuracy.allowed, difference / allowed);
+    ++accuracy.checked;
+  };
+  for (std::size_t chosen = 0; chosen < rows.size(); ++chosen) {
+    const std::size_t r = Op::has_statistics ? static_cast<std::size_t>(rows[chosen]) : chosen;
+    const double* row = ys.data() + chosen * static_cast<std::size_t>(n);
+    double sum = 0;
+    for (std::int64_t j = 0; j < n; ++j) sum += row[j];
+    note(std::fabs(sum - 1), 1e-5 + output_unit);
+    std::vector<double> logit(width), logit_error(width);
+    std::size_t best = 0;
+    for (std::size_t c = 0; c < width; ++c) {
+      logit[c] = Op::logit(value[r * width + c], mean[c], variance[c]);
+      logit_error[c] =
+          Op::slope(mean[c], variance[c]) * error[r * width + c] + 16 * unit * std::fabs(logit[c]);
+      if (logit[c] > logit[best]) best = c;
     }
-    for (std::int64_t j = 0; j < n; ++j) sum += std::exp(logit[j] - largest);
-    for (std::int64_t j = 0; j < n; ++j) {
-      const double want = std::exp(logit[j] - largest) / sum;
-      // Below the smallest normal of the output there is no relative error to speak of.
-      const double difference = std::fabs(ys[c * n + j] - want) / std::max(want, 0x1p-14);
-      const double may = std::expm1(2 * largest_error) + (unit == 0x1p-53 ? 1e-14 : 1e-6) + half_unit_out;
-      accuracy.error = std::max(accuracy.error, difference);
-      accuracy.allowed = std::max(accuracy.allowed, difference / may);
-      ++accuracy.checked;
+    for (std::size_t c = 0; c < width; ++c) {
+      const double want = std::exp(logit[c] - logit[best]), got = row[columns[c]] / row[columns[best]];
+      // Half has few digits below its smallest normal, 2^-14.
+      const double floor = sizeof(Out) == 2 ? 0x1p-14 / row[columns[best]] : 0;
+      note(std::fabs(got - want) / std::max(want, floor),
+           std::expm1(logit_error[c] + logit_error[best]) + 2 * base);
     }
   }
 }
@@ -213,7 +220,10 @@ Result run(const Case& what, const Options& options) {
     const Exec& exec = runner.exec();
     // Logits of about the size that a layer's have.
     const double range = 1.5 / std::sqrt(std::sqrt(static_cast<double>(std::max<std::int64_t>(k, 1))));
-    const Block<In, Exec> x = random_block<In>(exec, m * k, range), w = random_block<In>(exec, n * k, range);
+    // W is what follows X in one sequence of random numbers.
+    const std::int64_t w_at = (m * k + 63) / 64 * 64;
+    const Block<In, Exec> operands = random_block<In>(exec, w_at + n * k, range);
+    const In *const x = operands.data(), *const w = operands.data() + w_at;
     Block<Out, Exec> y(Kokkos::view_alloc(exec, "compare::output", Kokkos::WithoutInitializing),
                        static_cast<std::size_t>(m * n));
     const Columns<Exec> columns{constant<float>(exec, n, 0), constant<float>(exec, n, 1),
@@ -221,8 +231,8 @@ Result run(const Case& what, const Options& options) {
                                 constant<float>(exec, n, 1)};
     poison<Out>(exec, y);
     using Memory = typename Exec::memory_space;
-    const Kokkos::View<const In**, Kokkos::LayoutRight, Memory> x_view(x.data(), m, k),
-        w_view(w.data(), n, k);
+    const Kokkos::View<const In**, Kokkos::LayoutRight, Memory> x_view(x, m, k),
+        w_view(w, n, k);
     const Kokkos::View<Out**, Kokkos::LayoutRight, Memory> y_view(y.data(), m, n);
     Action action{Op::name, [=] {
                     ks::linear_softmax(exec, x_view, w_view, y_view, Op::template head<Exec>(columns),
