@@ -84,10 +84,10 @@ struct StridedResult {
 
 /// How a product is cut. An element's bits depend on `chain` alone.
 struct SplitGemmPlan {
-  bool w_is_left;      ///< tiles are 128 rows of the left operand by `width` rows of the right one
-  int width;           ///< 16, 32, 64 or 128
-  int chain;           ///< how many times 16 of K the tensor core adds up before float takes over: 1, 2 or 4
-  std::int64_t waves;  ///< tiles a multiprocessor
+  bool w_is_left;  ///< tiles are 128 rows of the left operand by `width` rows of the right one
+  int width;       ///< 16, 32, 64 or 128
+  int chain;       ///< how many times 16 of K the tensor core adds up before float takes over: 1, 2 or 4
+  double cost;     ///< of a K step of 64, over that of one tile 128 wide
 };
 
 /// By extents alone, and `chain` by K alone.

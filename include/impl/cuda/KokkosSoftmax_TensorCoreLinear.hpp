@@ -35,7 +35,7 @@ inline StridedFloats strided_floats(const Matrix<const float>& m) {
 
 /// Below this many columns the float kernel does all: each element has so few roundings that those of a split
 /// count.
-inline constexpr index_type shortest_split = 64;
+inline constexpr index_type shortest_split = 128;
 
 struct TensorCoreGemm {
   static constexpr const char* name = "tensor_core_linear";
@@ -69,8 +69,11 @@ struct TensorCoreGemm {
     if constexpr (!std::is_same_v<typename Problem::W, SplitWeights>) {
       if (p.precision != Precision::ieee) return "TF32 was asked for, and is faster";
       if (p.x.columns < shortest_split) return "K is too short for splitting to be exact enough";
+      // There cuBLAS splits K, and so sums in a better order than we do.
+      if (p.x.columns > 2048 && split_gemm_flags(p.x.rows, p.w.rows) < 32)
+        return "few tiles and a long K: SGEMM is more accurate";
       const Cost cost(p.x.rows, p.w.rows, p.x.columns, multiprocessors(exec));
-      if (cost.tensor_cores() > cost.sgemm()) return "SGEMM takes less time than splitting W (pack() it)";
+      if (cost.tensor_cores > cost.sgemm) return "SGEMM takes less time than splitting W (pack() it)";
     }
     return {};
   }
@@ -158,25 +161,16 @@ struct TensorCoreGemm {
     }
   };
 
-  /// Estimated microseconds on an H200, good to about a fifth: bytes over 4 TB/s, K steps of 64 a tile, and
-  /// what SGEMM sustains.
+  /// Estimated microseconds on an H200, good to about a fifth: K steps, the split's bytes at 4 TB/s,
+  /// launches; and what SGEMM sustains.
   struct Cost {
-    double m, n, k;
-    SplitGemmPlan plan;
-    double waves;
+    double tensor_cores, sgemm;
 
-    Cost(index_type m_, index_type n_, index_type k_, int sms)
-        : m(static_cast<double>(m_)),
-          n(static_cast<double>(n_)),
-          k(static_cast<double>(k_)),
-          plan(split_gemm_plan(m_, n_, k_, sms)),
-          waves(static_cast<double>(plan.waves)) {}
-
-    double tensor_cores() const {
-      const double step = plan.width == 128 ? 1.1 : plan.width == 64 ? 0.72 : 0.45;
-      return 12 + (m + n) * k * 2e-6 + waves * k / 64 * step;
+    Cost(index_type m_, index_type n_, index_type k_, int sms) {
+      const auto m = static_cast<double>(m_), n = static_cast<double>(n_), k = static_cast<double>(k_);
+      tensor_cores = split_gemm_plan(m_, n_, k_, sms).cost * k / 64 * 1.09 + (m + n) * k * 2e-6 + 12;
+      sgemm = std::max(2 * m * n * k / 50e6, 4 * n * k / 4e6);
     }
-    double sgemm() const { return std::max(2 * m * n * k / 50e6, 4 * n * k / 4e6); }
   };
 };
 
