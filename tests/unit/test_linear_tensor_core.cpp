@@ -25,8 +25,7 @@ bool has_tensor_cores() {
 #define NEEDS_TENSOR_CORES() \
   if (!has_tensor_cores()) GTEST_SKIP() << "no device of compute capability 9.0, or no code for it"
 
-// ---- Operands
-// --------------------------------------------------------------------------------------------------------
+// ---- Operands ---------------------------------------------------------------------------------------------
 
 enum class Values {
   positive,      // [0, 1)
@@ -119,8 +118,7 @@ Right filled(std::int64_t rows, std::int64_t columns, Values values, bool is_w, 
   return view;
 }
 
-// ---- Products
-// --------------------------------------------------------------------------------------------------------
+// ---- Products ---------------------------------------------------------------------------------------------
 
 auto problem_of(const Right& x, const Right& w) {
   using Head = ks::impl::PlainHead<ks::impl::BoundIdentity>;
@@ -140,7 +138,7 @@ ks::impl::BlasMatrix<float> blas(const Right& view) {
 Right by_tensor_cores(const Right& x, const Right& w) {
   const Right result("result", x.extent(0), w.extent(0));
   Kokkos::deep_copy(result, 777.0f);
-  ks::impl::TensorCoreGemm::multiply(Exec(), problem_of(x, w), 0, blas(result));
+  ks::impl::TensorCoreGemm::multiply(Exec(), problem_of(x, w), 0, blas(result), ks::impl::BoundIdentity{});
   return result;
 }
 Right by_sgemm(const Right& x, const Right& w) {
@@ -262,8 +260,7 @@ TEST(TensorCoreGemm, ARowHasTheSameBitsInAnyBatch) {
   }
 }
 
-// ---- Heads
-// -----------------------------------------------------------------------------------------------------------
+// ---- Heads ------------------------------------------------------------------------------------------------
 
 template <class View>
 std::vector<float> on_host(const View& view) {

@@ -84,10 +84,14 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
 // begin, and what the launch before this one wrote is there.
 
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 __device__ __forceinline__ void griddepcontrol_wait() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

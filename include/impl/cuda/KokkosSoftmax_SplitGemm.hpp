@@ -12,8 +12,7 @@
 /// at most 2^-22 of x w, is dropped.
 ///
 /// **The sum.** The tensor core truncates what it adds up, a bias of about 2^-24 for each 16 of K, so high
-/// high is moved to a float sum and started anew every 16, 32 or 64 of K (split_gemm_chain); the cross
-/// products, 2^-11 of it, run through.
+/// high is moved to a float sum and started anew every 32 of K; the cross products, 2^-11 of it, run through.
 ///
 /// **The guard.** For each row the split counts the elements n that are smaller than 2^-13 and not kept
 /// exactly. Only they can lose more than 2^-23 of themselves: together at most n 2^-36 max|w| <= n 2^-21 in
@@ -82,16 +81,16 @@ struct StridedResult {
   std::int64_t row_stride = 0, column_stride = 0;
 };
 
-/// How a product is cut. An element's bits depend on `chain` alone.
+/// How a product is cut; does not change an element's bits.
 struct SplitGemmPlan {
   bool w_is_left;  ///< tiles are 128 rows of the left operand by `width` rows of the right one
   int width;       ///< 16, 32, 64 or 128
-  int chain;       ///< how many times 16 of K the tensor core adds up before float takes over: 1, 2 or 4
   double cost;     ///< of a K step of 64, over that of one tile 128 wide
 };
 
-/// By extents alone, and `chain` by K alone.
-SplitGemmPlan split_gemm_plan(std::int64_t m, std::int64_t n, std::int64_t k, int multiprocessors);
+/// By extents alone.
+SplitGemmPlan split_gemm_plan(std::int64_t m, std::int64_t n, int multiprocessors,
+                              bool w_must_be_left = false);
 
 /// One flag for each 128 x 128 elements of the result.
 inline std::size_t split_gemm_flags(std::int64_t m, std::int64_t n) {

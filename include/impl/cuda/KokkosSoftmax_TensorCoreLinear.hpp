@@ -4,17 +4,18 @@
 /// \file
 /// Float heads on the tensor cores of Hopper, and the weights that are split for them once.
 ///
-/// The product is written as plain logits, and the transform is applied where the softmax reads them: they
-/// pass through L2 once in either case, the softmax has arithmetic to spare while it waits for memory, the
-/// tensor cores wait for nothing else during an epilogue, and so the product's kernels are compiled once, in
-/// src/, for every transform.
+/// Where there are few rows, the transform is applied as the product is written, by all multiprocessors at
+/// once, where the softmax would have a few work on it. With many rows it costs more there than in the
+/// softmax, which has other warps to run meanwhile (1024 x 8192 -> 8192 on an H200: GELU 50 us in the
+/// product, 20 us in the softmax), so the product writes plain logits then, as it does where the kernel with
+/// a user's transform was not compiled for 9.0a. The bits are the same.
 
 #ifndef KOKKOSSOFTMAX_TENSORCORELINEAR_HPP
 #define KOKKOSSOFTMAX_TENSORCORELINEAR_HPP
 
 #include <impl/KokkosSoftmax_PackedWeights.hpp>
 #include <impl/cuda/KokkosSoftmax_RowIO.hpp>
-#include <impl/cuda/KokkosSoftmax_SplitGemm.hpp>
+#include <impl/cuda/KokkosSoftmax_SplitGemmKernels.hpp>
 #include <impl/portable/KokkosSoftmax_GemmThenRows.hpp>
 
 #include <memory>
@@ -37,6 +38,23 @@ inline StridedFloats strided_floats(const Matrix<const float>& m) {
 /// count.
 inline constexpr index_type shortest_split = 128;
 
+/// A bound transform as the kernels take it; panels count from the first row and column of all.
+template <class Transform>
+struct TransformEpilogue {
+  Transform transform;
+  index_type first_row, first_column;
+  struct Row {
+    typename Transform::Row row;
+    index_type first_column;
+    __device__ __forceinline__ float operator()(float value, std::int64_t column) const {
+      return transformed<float>(row, value, first_column + column);
+    }
+  };
+  __device__ __forceinline__ Row at_row(std::int64_t row) const {
+    return {transform.at_row(first_row + row), first_column};
+  }
+};
+
 struct TensorCoreGemm {
   static constexpr const char* name = "tensor_core_linear";
 
@@ -54,6 +72,17 @@ struct TensorCoreGemm {
 
   template <class Exec>
   static constexpr bool avoids_small_dot_products = false;
+
+  /// The arguments of a kernel are at most 4 KB.
+  template <class Transform>
+  static constexpr bool fuses = !std::is_same_v<Transform, BoundIdentity> && sizeof(Transform) < 3400;
+
+  template <class Transform, class Problem>
+  static bool has_epilogue(const Kokkos::Cuda& exec, const Problem& p) {
+    if (p.x.rows > 64) return false;
+    check_cuda(cudaSetDevice(exec.cuda_device()), "cudaSetDevice");
+    return epilogue_is_there<TransformEpilogue<Transform>>(exec.cuda_device());
+  }
 
   template <class Exec, class Problem>
   static std::string_view refuse(const Exec& exec, const Problem& p) {
@@ -79,15 +108,28 @@ struct TensorCoreGemm {
   }
 
   /// The logits of rows from `first` on.
-  template <class Problem>
+  template <class Problem, class Transform>
   static void multiply(const Kokkos::Cuda& exec, const Problem& p, index_type first,
-                       const BlasMatrix<float>& logits) {
+                       const BlasMatrix<float>& logits, const Transform& transform) {
+    constexpr bool plain = std::is_same_v<Transform, BoundIdentity>;
     const std::string label = std::string("KokkosSoftmax::") + p.name();
     check_cuda(cudaSetDevice(exec.cuda_device()), "cudaSetDevice");
     const cudaStream_t stream = exec.cuda_stream();
     const StridedFloats x = strided_floats(p.x.row_panel(first, logits.rows));
     const auto launch = [&](const char* step, const auto& body) {
       launch_labelled(exec, label + step, [&] { check_cuda(body(), step); });
+    };
+    const auto epilogue_from = [&](index_type column) {
+      return TransformEpilogue<Transform>{transform, first, column};
+    };
+    const auto in_float = [&](const StridedFloats& rows, const SplitMatrix& w, const StridedResult& result,
+                              const unsigned char* flags, index_type column) {
+      if constexpr (plain) {
+        return float_gemm(rows, w, result, flags, stream);
+      } else {
+        return launch_float_gemm(rows, w, result, flags, multiprocessors(exec), epilogue_from(column),
+                                 stream);
+      }
     };
     const auto result_of = [&](index_type column) {
       return StridedResult{logits.data + column * (logits.columns_contiguous ? 1 : logits.leading),
@@ -100,7 +142,7 @@ struct TensorCoreGemm {
         w.given = strided_floats(p.w);
         w.rows = p.w.rows;
         w.columns = p.w.columns;
-        launch("::float_gemm", [&] { return float_gemm(x, w, result_of(0), nullptr, stream); });
+        launch("::float_gemm", [&] { return in_float(x, w, result_of(0), nullptr, 0); });
         return;
       }
     }
@@ -121,10 +163,16 @@ struct TensorCoreGemm {
           launch("::split_w", [&] { return split_rows(split_w, flags, at.flag_count, stream); });
         }
       }
-      const SplitGemmPlan plan = split_gemm_plan(logits.rows, columns, p.x.columns, multiprocessors(exec));
+      const SplitGemmPlan plan = split_gemm_plan(logits.rows, columns, multiprocessors(exec), !plain);
       const StridedResult result = result_of(column);
-      launch("::split_gemm", [&] { return split_gemm(split_x, split_w, result, flags, plan, stream); });
-      launch("::float_gemm", [&] { return float_gemm(x, split_w, result, flags, stream); });
+      launch("::split_gemm", [&] {
+        if constexpr (plain) {
+          return split_gemm(split_x, split_w, result, flags, plan, stream);
+        } else {
+          return launch_split_gemm(split_x, split_w, result, flags, plan, epilogue_from(column), stream);
+        }
+      });
+      launch("::float_gemm", [&] { return in_float(x, split_w, result, flags, column); });
     }
   }
 
@@ -168,7 +216,7 @@ struct TensorCoreGemm {
 
     Cost(index_type m_, index_type n_, index_type k_, int sms) {
       const auto m = static_cast<double>(m_), n = static_cast<double>(n_), k = static_cast<double>(k_);
-      tensor_cores = split_gemm_plan(m_, n_, k_, sms).cost * k / 64 * 1.09 + (m + n) * k * 2e-6 + 12;
+      tensor_cores = split_gemm_plan(m_, n_, sms).cost * k / 64 * 1.09 + (m + n) * k * 2e-6 + 12;
       sgemm = std::max(2 * m * n * k / 50e6, 4 * n * k / 4e6);
     }
   };
