@@ -91,6 +91,24 @@ struct RowOffset {
   }
 };
 
+/// Some neighbouring values of an operand, in the accumulator's type: in loads of 16 bytes where the address
+/// allows.
+template <int width, class Acc, class T>
+KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, Acc (&to)[width]) {
+  constexpr int part = width * sizeof(T) < 16 ? width : static_cast<int>(16 / sizeof(T));
+  struct alignas(part * sizeof(T)) Part {
+    T e[part];
+  };
+  if (reinterpret_cast<std::uintptr_t>(data) % sizeof(Part) == 0) {
+    for (int p = 0; p < width / part; ++p) {
+      const Part loaded = reinterpret_cast<const Part*>(data)[p];
+      for (int i = 0; i < part; ++i) to[p * part + i] = load_as<Acc>(loaded.e[i]);
+    }
+  } else {
+    for (int i = 0; i < width; ++i) to[i] = load_as<Acc>(data[i]);
+  }
+}
+
 /// An operand with a value for each logit, or broadcast: the shape of the logits with any extent 1, or one
 /// value a column.
 template <class T>
@@ -233,6 +251,17 @@ struct BoundBias {
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return value + load_as<Acc>(bias(column));
     }
+    template <int width, class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
+                                                         index_type first) const {
+      Acc operand[width];
+      if (bias.column_stride == 1) {
+        load_neighbours(bias.data + first, operand);
+      } else {
+        for (int i = 0; i < width; ++i) operand[i] = load_as<Acc>(bias(first + i));
+      }
+      for (int i = 0; i < width; ++i) value[i] += operand[i];
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {bias.at_row(row)}; }
 };
@@ -283,6 +312,17 @@ KOKKOS_FORCEINLINE_FUNCTION void apply_stage(const RowStage& stage, Acc& value, 
   }
 }
 
+/// The same for neighbouring columns, for stages that read their operands faster that way.
+template <int width, class RowStage, class Acc>
+KOKKOS_FORCEINLINE_FUNCTION void apply_stage_to_neighbours(const RowStage& stage, Acc (&value)[width],
+                                                           bool (&kept)[width], index_type first) {
+  if constexpr (requires { stage.template apply_to_neighbours<width>(value, kept, first); }) {
+    stage.template apply_to_neighbours<width>(value, kept, first);
+  } else {
+    for (int i = 0; i < width; ++i) apply_stage(stage, value[i], kept[i], first + i);
+  }
+}
+
 template <class A, class B>
 struct BoundChain {
   A a;
@@ -294,6 +334,12 @@ struct BoundChain {
     KOKKOS_FORCEINLINE_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
       apply_stage(a, value, kept, column);
       apply_stage(b, value, kept, column);
+    }
+    template <int width, class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
+                                                         index_type first) const {
+      apply_stage_to_neighbours<width>(a, value, kept, first);
+      apply_stage_to_neighbours<width>(b, value, kept, first);
     }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {a.at_row(row), b.at_row(row)}; }
@@ -311,6 +357,18 @@ KOKKOS_FORCEINLINE_FUNCTION Acc transformed(const TransformRow& row, Acc value, 
     Acc result = value;
     apply_stage(row, result, kept, column);
     return kept ? result : -infinity_v<Acc>;
+  }
+}
+
+/// The same for neighbouring logits in the registers of a device's thread, to the same bits.
+template <int width, class Acc, class TransformRow>
+KOKKOS_FORCEINLINE_FUNCTION void transform_neighbours(const TransformRow& row, Acc (&value)[width],
+                                                      index_type first) {
+  if constexpr (!std::is_same_v<TransformRow, BoundIdentity::Row>) {
+    bool kept[width];
+    for (int i = 0; i < width; ++i) kept[i] = value[i] != -infinity_v<Acc>;
+    apply_stage_to_neighbours<width>(row, value, kept, first);
+    for (int i = 0; i < width; ++i) value[i] = kept[i] ? value[i] : -infinity_v<Acc>;
   }
 }
 

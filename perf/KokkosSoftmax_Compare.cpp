@@ -175,6 +175,17 @@ int compare_all(const Options& options) {
     }
   }
 
+  const auto has_layout = [](const std::string& layout, const Operation& operation) {
+    return operation.extents == 3 || layout == "right" || layout == "left";
+  };
+  for (const std::string& layout : options.layouts) {
+    for (const Operation& operation : operations) {
+      if (contains(options.operations, operation.name) && !has_layout(layout, operation)) {
+        throw UsageError{"--layout: " + operation.name + " takes right and left"};
+      }
+    }
+  }
+
   RunInfo info;
   info.library = std::to_string(KOKKOSSOFTMAX_VERSION_MAJOR) + "." +
                  std::to_string(KOKKOSSOFTMAX_VERSION_MINOR) + "." +
@@ -194,59 +205,64 @@ int compare_all(const Options& options) {
   for (const ShapeRequest& shape : shapes) {
     for (const Operation& operation : operations) {
       if (!contains(chosen_operations, operation.name) || !fits(shape, operation)) continue;
-      for (const std::string& scalars : chosen_scalars) {
-        ++group;
-        for (const Backend& backend : backends) {
-          const auto kernel = std::find_if(
-              operation.kernels.begin(), operation.kernels.end(),
-              [&](const Kernel& k) { return k.backend == backend.name && pair_name(k) == scalars; });
-          if (kernel == operation.kernels.end()) continue;
-          const std::vector<std::string> of_backend = operation.implementations(backend.name);
-          for (const std::string& implementation :
-               every_implementation ? of_backend : chosen_implementations) {
-            if (!implementation.empty() && !contains(of_backend, implementation)) continue;
-            Case what;
-            what.operation = operation.name;
-            what.backend = backend.name;
-            what.scalar_in = kernel->scalar_in;
-            what.scalar_out = kernel->scalar_out;
-            what.rows = shape.kind == ShapeRequest::Rows::given
-                            ? shape.rows
-                            : open_rows(shape, *kernel, backend, options, info.notes);
-            what.inner = shape.inner;
-            what.columns = shape.columns;
-            if (options.axis == 0 && shape.kind != ShapeRequest::Rows::given)
-              std::swap(what.rows, what.columns);
-            what.axis = options.axis;
-            what.layout = options.layout;
-            what.implementation = implementation;
-            what.group = group;
-            const std::string label = what.operation + " " + std::to_string(what.rows) + " x " +
-                                      std::to_string(what.columns) + " " + scalars + " on " + what.backend +
-                                      (implementation.empty() ? "" : " by " + implementation);
-            if (!options.quiet) std::cerr << label << " ..." << std::flush;
-            Result result = kernel->run(what, options);
-            if (!options.quiet) {
-              if (result.ran()) {
-                std::fprintf(stderr, " %s, %.1f GB/s, %.2f of copy (%s)\n",
-                             duration(result.time.median).c_str(), result.bandwidth() * 1e-9,
-                             result.fraction(), result.implementation.c_str());
-              } else {
-                std::cerr << (result.refused ? " refused\n" : " failed\n");
+      for (const std::string& layout : options.layouts) {
+        for (const std::string& scalars : chosen_scalars) {
+          if (!has_layout(layout, operation)) continue;
+          ++group;
+          for (const Backend& backend : backends) {
+            const auto kernel = std::find_if(
+                operation.kernels.begin(), operation.kernels.end(),
+                [&](const Kernel& k) { return k.backend == backend.name && pair_name(k) == scalars; });
+            if (kernel == operation.kernels.end()) continue;
+            const std::vector<std::string> of_backend = operation.implementations(backend.name);
+            for (const std::string& implementation :
+                 every_implementation ? of_backend : chosen_implementations) {
+              if (!implementation.empty() && !contains(of_backend, implementation)) continue;
+              Case what;
+              what.operation = operation.name;
+              what.backend = backend.name;
+              what.scalar_in = kernel->scalar_in;
+              what.scalar_out = kernel->scalar_out;
+              what.rows = shape.kind == ShapeRequest::Rows::given
+                              ? shape.rows
+                              : open_rows(shape, *kernel, backend, options, info.notes);
+              what.inner = shape.inner;
+              what.columns = shape.columns;
+              if (options.axis == 0 && shape.kind != ShapeRequest::Rows::given)
+                std::swap(what.rows, what.columns);
+              what.axis = options.axis;
+              what.layout = layout;
+              what.implementation = implementation;
+              what.group = group;
+              const std::string label = what.operation + " " + std::to_string(what.rows) + " x " +
+                                        std::to_string(what.columns) + " " + scalars +
+                                        (layout == "right" ? "" : " " + layout) + " on " + what.backend +
+                                        (implementation.empty() ? "" : " by " + implementation);
+              if (!options.quiet) std::cerr << label << " ..." << std::flush;
+              Result result = kernel->run(what, options);
+              if (!options.quiet) {
+                if (result.ran()) {
+                  std::fprintf(stderr, " %s, %.1f GB/s, %.2f of copy (%s)\n",
+                               duration(result.time.median).c_str(), result.bandwidth() * 1e-9,
+                               result.fraction(), result.implementation.c_str());
+                } else {
+                  std::cerr << (result.refused ? " refused\n" : " failed\n");
+                }
               }
+              if (result.refused) {
+                info.notes.push_back(label + ": refused");
+              } else if (!result.ran()) {
+                failed = true;
+                std::cerr << "kokkossoftmax_compare: " << label << " failed: " << result.failure << "\n";
+              } else if (!result.correct()) {
+                failed = true;
+                std::cerr << "kokkossoftmax_compare: " << label << " is out of tolerance: error "
+                          << result.accuracy.error << ", " << result.accuracy.allowed
+                          << " of what is allowed, " << result.accuracy.unwritten
+                          << " elements left unwritten or NaN\n";
+              }
+              results.push_back(std::move(result));
             }
-            if (result.refused) {
-              info.notes.push_back(label + ": refused");
-            } else if (!result.ran()) {
-              failed = true;
-              std::cerr << "kokkossoftmax_compare: " << label << " failed: " << result.failure << "\n";
-            } else if (!result.correct()) {
-              failed = true;
-              std::cerr << "kokkossoftmax_compare: " << label << " is out of tolerance: error "
-                        << result.accuracy.error << ", " << result.accuracy.allowed << " of what is allowed, "
-                        << result.accuracy.unwritten << " elements left unwritten or NaN\n";
-            }
-            results.push_back(std::move(result));
           }
         }
       }

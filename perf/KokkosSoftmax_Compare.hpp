@@ -35,7 +35,7 @@ struct Options {
   std::vector<std::string> backends;  // empty: every backend of the build
   std::vector<std::string> implementations{""};
   int axis = 1;
-  std::string layout = "right";
+  std::vector<std::string> layouts{"right"};
   std::int64_t total_bytes = 0;  // 0: 256 MiB on a host, 1 GiB on a device
   double range = 3.0;
   int repetitions = 0;  // 0: until the time budget is spent
@@ -56,9 +56,9 @@ struct Case {
   std::string scalar_in, scalar_out;
   std::int64_t rows = 0, inner = 0, columns = 0;  // the view's extents
   int axis = 1;
-  std::string layout = "right";
-  std::string implementation;  // empty: the library chooses
-  int group = 0;               // cases of one group differ in backend and implementation alone
+  std::string layout = "right";  // of the views; for three matrices one of each may stand, X:W:Y
+  std::string implementation;    // empty: the library chooses
+  int group = 0;                 // cases of one group differ in backend and implementation alone
 };
 
 struct Timing {

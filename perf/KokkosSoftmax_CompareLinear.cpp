@@ -28,11 +28,19 @@ struct Columns {
 
 constexpr double eps = 1e-5, factor = 2;
 
+// X W^T alone, by the library that multiplies for the heads.
+struct GemmAlone {
+  static constexpr const char* name = "gemm";
+  static constexpr const char* description = "X W^T alone, by the library that the heads use, shape MxKxN";
+  static constexpr ks::Precision precision = ks::Precision::ieee;
+  static constexpr bool has_statistics = false, is_head = false;
+};
+
 struct GeluHead {
   static constexpr const char* name = "linear_gelu_softmax";
   static constexpr const char* description = "softmax(gelu(X W^T + b)), shape MxKxN";
   static constexpr ks::Precision precision = ks::Precision::ieee;
-  static constexpr bool has_statistics = false;
+  static constexpr bool has_statistics = false, is_head = true;
   template <class Exec>
   static auto head(const Columns<Exec>& c) {
     return ks::bias(c.bias) | ks::gelu();
@@ -49,7 +57,7 @@ struct BatchNormHead {
   static constexpr const char* description =
       "softmax(scale batch_norm(X W^T + b)) with given statistics, shape MxKxN";
   static constexpr ks::Precision precision = ks::Precision::ieee;
-  static constexpr bool has_statistics = false;
+  static constexpr bool has_statistics = false, is_head = true;
   template <class Exec>
   static auto head(const Columns<Exec>& c) {
     return ks::bias(c.bias) | ks::batch_norm(c.mean, c.variance, c.gamma, c.beta, eps) | ks::scale(factor);
@@ -64,7 +72,7 @@ struct TrainingHead {
   static constexpr const char* description =
       "softmax(scale batch_norm(X W^T + b)) with the batch's statistics, shape MxKxN";
   static constexpr ks::Precision precision = ks::Precision::ieee;
-  static constexpr bool has_statistics = true;
+  static constexpr bool has_statistics = true, is_head = true;
   template <class Exec>
   static auto head(const Columns<Exec>& c) {
     return ks::bias(c.bias) | ks::batch_norm_training(c.gamma, c.beta, eps, c.mean, c.variance, 0.1) |
@@ -91,6 +99,28 @@ Block<T, Exec> constant(const Exec& exec, std::int64_t count, double value) {
   return block;
 }
 
+// Where a matrix lies in a block: "right", "left" or "strided", X's, W's or Y's in "X:W:Y".
+struct Placement {
+  std::int64_t rows, columns, row_stride, column_stride;
+
+  Placement(const std::string& layouts, int which, std::int64_t m, std::int64_t n) : rows(m), columns(n) {
+    std::string layout = layouts;
+    for (int i = 0; i < which && layout.find(':') != std::string::npos; ++i)
+      layout.erase(0, layout.find(':') + 1);
+    layout = layout.substr(0, layout.find(':'));
+    const std::int64_t step = layout == "strided" ? 2 : 1;
+    row_stride = layout == "left" ? 1 : step * n;
+    column_stride = layout == "left" ? m : step;
+  }
+  std::int64_t span() const { return (rows - 1) * row_stride + (columns - 1) * column_stride + 1; }
+  template <class Memory, class T>
+  auto view(T* data) const {
+    const Kokkos::LayoutStride layout(rows, row_stride, columns, column_stride);
+    return Kokkos::View<T**, Kokkos::LayoutStride, Memory, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(data,
+                                                                                                    layout);
+  }
+};
+
 template <class Exec, class T>
 ks::impl::BlasMatrix<T> row_major(T* data, std::int64_t rows, std::int64_t columns) {
   return {data, rows, columns, columns, true};
@@ -116,46 +146,14 @@ Action gemm_alone(const Exec& exec, const Case& what, double range) {
           }};
 }
 
-// Some rows of the output against double precision, with what a GEMM's roundings may do to each logit. Some
-// columns of them: the ratio of two elements of a row needs the logits of two columns alone, and batch
-// statistics those of all rows; the sum of the row speaks for the other columns.
-template <class Op, class Exec, class In, class Out>
-void check(const Exec& exec, const In* x, const In* w, const Block<Out, Exec>& y, const Case& what,
-           Accuracy& accuracy) {
-  using Acc = ks::accumulator_t<In, Out>;
+// Rows of a head's output `ys` against the softmax of the logits `value` in some columns.
+template <class Op, class Acc, class Out, class Note>
+void check_softmax(const std::vector<double>& ys, const std::vector<std::int64_t>& rows,
+                   const std::vector<std::int64_t>& columns, std::int64_t n, const std::vector<double>& value,
+                   const std::vector<double>& error, const Note& note) {
   const double unit = std::is_same_v<Acc, double> ? 0x1p-53 : 0x1p-24;
-  const bool tf32 =
-      Op::precision == ks::Precision::tf32 && std::is_same_v<In, float> && !is_host_backend<Exec>;
-  const std::int64_t m = what.rows, n = what.columns, k = what.inner;
-  const std::vector<std::int64_t> rows = rows_to_check(m, n, 1), columns = rows_to_check(n, 1, 32);
-  std::vector<std::int64_t> computed = rows;
-  if (Op::has_statistics) {
-    computed.clear();
-    for (std::int64_t i = 0; i < m; ++i) computed.push_back(i);
-  }
-  const auto gathered = [&](const In* from, const std::vector<std::int64_t>& chosen, std::int64_t extent) {
-    const Kokkos::View<In*, typename Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>> view(
-        const_cast<In*>(from), static_cast<std::size_t>(extent * k));
-    return gather<In>(exec, Block<In, Exec>(view), chosen, k, k, 1);
-  };
-  const std::vector<double> xs = gathered(x, computed, m), ws = gathered(w, columns, n);
-  const std::vector<double> ys = gather<Out>(exec, y, rows, n, n, 1);
-  const double roundings =
-      std::min<double>(static_cast<double>(k), 8 + 2 * std::sqrt(static_cast<double>(k)));
   const std::size_t width = columns.size();
-  std::vector<double> value(computed.size() * width), error(value.size());
-  for (std::size_t r = 0; r < computed.size(); ++r) {
-    for (std::size_t c = 0; c < width; ++c) {
-      double sum = 0, size = 0;
-      for (std::int64_t i = 0; i < k; ++i) {
-        const double product = xs[r * k + i] * ws[c * k + i];
-        sum += product;
-        size += std::fabs(product);
-      }
-      value[r * width + c] = sum;
-      error[r * width + c] = (roundings * unit + (tf32 ? 0x1p-9 : 0)) * size + 8 * unit * std::fabs(sum);
-    }
-  }
+  const auto m = static_cast<std::int64_t>(value.size() / width);
   std::vector<double> mean(width, 0.0), variance(width, 0.0);
   for (std::size_t c = 0; Op::has_statistics && c < width; ++c) {
     for (std::int64_t r = 0; r < m; ++r) mean[c] += value[r * width + c] / static_cast<double>(m);
@@ -166,11 +164,6 @@ void check(const Exec& exec, const In* x, const In* w, const Block<Out, Exec>& y
   }
   const double output_unit = sizeof(Out) == 2 ? (std::is_same_v<Out, ks::half_t> ? 0x1p-10 : 0x1p-7) : 0;
   const double base = (unit == 0x1p-53 ? 1e-14 : 1e-6) + output_unit;
-  const auto note = [&](double difference, double allowed) {
-    accuracy.error = std::max(accuracy.error, difference);
-    accuracy.allowed = std::max(accuracy.allowed, difference / allowed);
-    ++accuracy.checked;
-  };
   for (std::size_t chosen = 0; chosen < rows.size(); ++chosen) {
     const std::size_t r = Op::has_statistics ? static_cast<std::size_t>(rows[chosen]) : chosen;
     const double* row = ys.data() + chosen * static_cast<std::size_t>(n);
@@ -195,6 +188,67 @@ void check(const Exec& exec, const In* x, const In* w, const Block<Out, Exec>& y
   }
 }
 
+// Some rows of the output against double precision, with what a GEMM's roundings may do to each logit. Some
+// columns of them: the ratio of two elements of a row needs the logits of two columns alone, and batch
+// statistics those of all rows; the sum of the row speaks for the other columns.
+template <class Op, class Exec, class In, class Out>
+void check(const Exec& exec, const In* x, const Placement& x_at, const In* w, const Placement& w_at,
+           const Block<Out, Exec>& y, const Placement& y_at, const Case& what, Accuracy& accuracy) {
+  using Acc = ks::accumulator_t<In, Out>;
+  const double unit = std::is_same_v<Acc, double> ? 0x1p-53 : 0x1p-24;
+  const bool tf32 =
+      Op::precision == ks::Precision::tf32 && std::is_same_v<In, float> && !is_host_backend<Exec>;
+  const std::int64_t m = what.rows, n = what.columns, k = what.inner;
+  const std::vector<std::int64_t> rows = rows_to_check(m, n, 1), columns = rows_to_check(n, 1, 32);
+  std::vector<std::int64_t> computed = rows;
+  if (Op::has_statistics) {
+    computed.clear();
+    for (std::int64_t i = 0; i < m; ++i) computed.push_back(i);
+  }
+  const auto gathered = [&](const In* from, const Placement& at, const std::vector<std::int64_t>& chosen) {
+    const Kokkos::View<In*, typename Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>> view(
+        const_cast<In*>(from), static_cast<std::size_t>(at.span()));
+    return gather<In>(exec, Block<In, Exec>(view), chosen, at.row_stride, k, at.column_stride);
+  };
+  const std::vector<double> xs = gathered(x, x_at, computed), ws = gathered(w, w_at, columns);
+  const std::vector<double> ys = gather<Out>(exec, y, rows, y_at.row_stride, n, y_at.column_stride);
+  const double roundings =
+      std::min<double>(static_cast<double>(k), 8 + 2 * std::sqrt(static_cast<double>(k)));
+  const std::size_t width = columns.size();
+  std::vector<double> value(computed.size() * width), error(value.size());
+  for (std::size_t r = 0; r < computed.size(); ++r) {
+    for (std::size_t c = 0; c < width; ++c) {
+      double sum = 0, size = 0;
+      for (std::int64_t i = 0; i < k; ++i) {
+        const double product = xs[r * k + i] * ws[c * k + i];
+        sum += product;
+        size += std::fabs(product);
+      }
+      value[r * width + c] = sum;
+      error[r * width + c] = (roundings * unit + (tf32 ? 0x1p-9 : 0)) * size + 8 * unit * std::fabs(sum);
+    }
+  }
+  const auto note = [&](double difference, double allowed) {
+    accuracy.error = std::max(accuracy.error, difference);
+    accuracy.allowed = std::max(accuracy.allowed, difference / allowed);
+    ++accuracy.checked;
+  };
+  if constexpr (!Op::is_head) {
+    // Relative to the largest value of the row.
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      double largest = 0;
+      for (std::size_t c = 0; c < width; ++c) largest = std::max(largest, std::fabs(value[r * width + c]));
+      for (std::size_t c = 0; c < width; ++c) {
+        const double got = ys[r * static_cast<std::size_t>(n) + static_cast<std::size_t>(columns[c])];
+        note(std::fabs(got - value[r * width + c]) / largest, error[r * width + c] / largest);
+      }
+    }
+    return;
+  } else {
+    check_softmax<Op, Acc, Out>(ys, rows, columns, n, value, error, note);
+  }
+}
+
 template <class Op, class Exec, class In, class Out>
 Result run(const Case& what, const Options& options) {
   using Acc = ks::accumulator_t<In, Out>;
@@ -204,11 +258,16 @@ Result run(const Case& what, const Options& options) {
   const std::int64_t bytes = (m * k + n * k) * static_cast<std::int64_t>(sizeof(In)) +
                              m * n * static_cast<std::int64_t>(sizeof(Out));
   result.bytes = static_cast<double>(bytes);
-  // The GEMM alone has operands of its own.
-  const std::int64_t needed = 3 * bytes, available = Runner<Exec>::free_bytes();
+  const Placement x_at(what.layout, 0, m, k), w_at(what.layout, 1, n, k), y_at(what.layout, 2, m, n);
+  // The GEMM alone has operands of its own; what is strided takes twice its bytes.
+  const std::int64_t needed = 4 * bytes, available = Runner<Exec>::free_bytes();
   if (needed > available) {
     result.failure = "needs " + std::to_string(needed >> 20) + " MiB of memory, " +
                      std::to_string(available >> 20) + " MiB are available";
+    return result;
+  }
+  if (!Op::is_head && what.layout.find("strided") != std::string::npos) {
+    result.failure = "BLAS takes no matrix that is strided in both dimensions";
     return result;
   }
   try {
@@ -221,43 +280,60 @@ Result run(const Case& what, const Options& options) {
     // Logits of about the size that a layer's have.
     const double range = 1.5 / std::sqrt(std::sqrt(static_cast<double>(std::max<std::int64_t>(k, 1))));
     // W is what follows X in one sequence of random numbers.
-    const std::int64_t w_at = (m * k + 63) / 64 * 64;
-    const Block<In, Exec> operands = random_block<In>(exec, w_at + n * k, range);
-    const In *const x = operands.data(), *const w = operands.data() + w_at;
+    const std::int64_t w_begin = (x_at.span() + 63) / 64 * 64;
+    const Block<In, Exec> operands = random_block<In>(exec, w_begin + w_at.span(), range);
+    const In *const x = operands.data(), *const w = operands.data() + w_begin;
     Block<Out, Exec> y(Kokkos::view_alloc(exec, "compare::output", Kokkos::WithoutInitializing),
-                       static_cast<std::size_t>(m * n));
+                       static_cast<std::size_t>(y_at.span()));
     const Columns<Exec> columns{constant<float>(exec, n, 0), constant<float>(exec, n, 1),
                                 constant<float>(exec, n, 0), constant<float>(exec, n, 0),
                                 constant<float>(exec, n, 1)};
     poison<Out>(exec, y);
     using Memory = typename Exec::memory_space;
-    const Kokkos::View<const In**, Kokkos::LayoutRight, Memory> x_view(x, m, k),
-        w_view(w, n, k);
-    const Kokkos::View<Out**, Kokkos::LayoutRight, Memory> y_view(y.data(), m, n);
-    Action action{Op::name, [=] {
-                    ks::linear_softmax(exec, x_view, w_view, y_view, Op::template head<Exec>(columns),
-                                       Op::precision);
-                  }};
+    const auto x_view = x_at.template view<Memory>(x), w_view = w_at.template view<Memory>(w);
+    const auto y_view = y_at.template view<Memory>(y.data());
+    const auto call = [=] {
+      if constexpr (Op::is_head) {
+        ks::linear_softmax(exec, x_view, w_view, y_view, Op::template head<Exec>(columns), Op::precision);
+      } else {
+        using Gemm = GemmOf<Exec>;
+        const auto matrix = [](auto* data, const Placement& at) {
+          using T = std::remove_pointer_t<decltype(data)>;
+          return ks::impl::as_blas_matrix(
+              ks::impl::Matrix<T>{data, at.rows, at.columns, at.row_stride, at.column_stride});
+        };
+        Gemm::multiply(exec, Op::precision, matrix(x, x_at), matrix(w, w_at), matrix(y.data(), y_at));
+      }
+    };
+    const auto reserve = [=] {
+      if constexpr (Op::is_head) {
+        ks::reserve(exec, x_view, w_view, y_view, Op::template head<Exec>(columns), Op::precision);
+      }
+      GemmOf<Exec>::reserve(exec);
+    };
+    Action action{Op::name, call};
+    reserve();
     action.invoke();
-    result.implementation = ks::last_implementation();
+    result.implementation = Op::is_head ? ks::last_implementation() : GemmOf<Exec>::name;
     exec.fence("compare::first call");
-    std::vector<Action> actions{action, gemm_alone<Op, Exec, In, Acc>(exec, what, range)};
+    std::vector<Action> actions{action};
+    if constexpr (Op::is_head) actions.push_back(gemm_alone<Op, Exec, In, Acc>(exec, what, range));
     if (in_graph) {
       for (Action& each : actions) {
         each.invoke();
-        ks::reserve(exec, x_view, w_view, y_view, Op::template head<Exec>(columns), Op::precision);
-        GemmOf<Exec>::reserve(exec);
+        reserve();
         each = runner.in_graph(each);
       }
     }
     poison<Out>(exec, y);
     actions[0].invoke();
     exec.fence("compare::checked call");
-    check<Op>(exec, x, w, y, what, result.accuracy);
-    result.accuracy.unwritten = count_nan<Out>(exec, y);
+    check<Op>(exec, x, x_at, w, w_at, y, y_at, what, result.accuracy);
+    // What lies between the elements stays as it was.
+    result.accuracy.unwritten = count_nan<Out>(exec, y) - (y_at.span() - m * n);
     const std::vector<Timing> timings = time_in_rounds(exec, actions, options);
     result.time = timings[0];
-    result.yardsticks.push_back({actions[1].name, timings[1], result.bytes});
+    if constexpr (Op::is_head) result.yardsticks.push_back({actions[1].name, timings[1], result.bytes});
   } catch (const std::invalid_argument& error) {
     result.failure = error.what();
     result.refused = !what.implementation.empty();
@@ -267,11 +343,20 @@ Result run(const Case& what, const Options& options) {
   return result;
 }
 
+template <class Op, class Exec, class In, class Out>
+void add_kernel(Operation& operation) {
+  // The GEMM alone multiplies what its library takes, and gives what it sums in.
+  using Acc = ks::accumulator_t<In, Out>;
+  using Operand = typename GemmOf<Exec>::template Operand<In, In, Acc>;
+  if constexpr (Op::is_head || (std::is_same_v<In, Operand> && std::is_same_v<Out, Acc>)) {
+    operation.kernels.push_back({Exec::name(), ks::scalar_name<In>(), ks::scalar_name<Out>(), sizeof(In),
+                                 sizeof(Out), &run<Op, Exec, In, Out>});
+  }
+}
+
 template <class Op, class Exec>
 void add_kernels(Operation& operation) {
-#define KOKKOSSOFTMAX_COMPARE_ADD(In, Out)                                                              \
-  operation.kernels.push_back({Exec::name(), ks::scalar_name<In>(), ks::scalar_name<Out>(), sizeof(In), \
-                               sizeof(Out), &run<Op, Exec, In, Out>});
+#define KOKKOSSOFTMAX_COMPARE_ADD(In, Out) add_kernel<Op, Exec, In, Out>(operation);
   if constexpr (Op::precision == ks::Precision::tf32) {
     KOKKOSSOFTMAX_COMPARE_ADD(float, float)
   } else {
@@ -291,8 +376,10 @@ Operation make_operation() {
 #undef KOKKOSSOFTMAX_COMPARE_ADD
   operation.implementations = [](const std::string& backend) {
     std::vector<std::string> names;
-#define KOKKOSSOFTMAX_COMPARE_ADD(Exec) \
-  if (backend == Exec::name()) names = ks::linear_implementations<Exec>();
+#define KOKKOSSOFTMAX_COMPARE_ADD(Exec)                                                                      \
+  if (backend == Exec::name()) {                                                                             \
+    names = Op::is_head ? ks::linear_implementations<Exec>() : std::vector<std::string>{GemmOf<Exec>::name}; \
+  }
     KOKKOSSOFTMAX_FOR_EACH_BACKEND(KOKKOSSOFTMAX_COMPARE_ADD)
 #undef KOKKOSSOFTMAX_COMPARE_ADD
     return names;
@@ -303,9 +390,14 @@ Operation make_operation() {
 }  // namespace
 
 std::vector<Operation> linear_operations() {
-  return {make_operation<GeluHead>(),           make_operation<TrainingHead>(),
-          make_operation<BatchNormHead>(),      make_operation<Tf32<GeluHead>>(),
-          make_operation<Tf32<TrainingHead>>(), make_operation<Tf32<BatchNormHead>>()};
+  return {make_operation<GemmAlone>(),
+          make_operation<GeluHead>(),
+          make_operation<TrainingHead>(),
+          make_operation<BatchNormHead>(),
+          make_operation<Tf32<GemmAlone>>(),
+          make_operation<Tf32<GeluHead>>(),
+          make_operation<Tf32<TrainingHead>>(),
+          make_operation<Tf32<BatchNormHead>>()};
 }
 
 }  // namespace compare

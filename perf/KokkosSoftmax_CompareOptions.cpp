@@ -15,7 +15,7 @@ namespace compare {
 
 const char* const usage_line =
     "usage: kokkossoftmax_compare [--operation LIST] [--shape LIST] [--scalar LIST] [--backend LIST]\n"
-    "       [--implementation LIST] [--axis 0|1] [--layout right|left] [--total BYTES] [--range R]\n"
+    "       [--implementation LIST] [--axis 0|1] [--layout LIST] [--total BYTES] [--range R]\n"
     "       [--repetitions N] [--time-budget S] [--check N] [--graph] [--json FILE] [--markdown [FILE]]\n"
     "       [--quiet] [--list] [--help] [--kokkos-...]\n";
 
@@ -41,7 +41,9 @@ What to run
                          that the library chooses). One that refuses the work is reported, and is no failure.
   --axis 0|1             the axis to normalise along (default: 1, the last). With 0, COLUMNS and fitxCOLUMNS
                          give the length of that axis.
-  --layout right|left    layout of the views (default: right)
+  --layout LIST          comma list of layouts of the views: right, left (default: right). For an operation
+                         that multiplies matrices also strided, where neither stride is 1, a layout for each
+                         as X:W:Y, and mixtures, all 27 of these.
   --total BYTES          size of the input for a shape without ROWS; K, M, G are powers of 1024
                          (default: 256M on a host, 1G on a device)
   --range R              logits are random, even in (-R, R) (default: 3)
@@ -174,6 +176,28 @@ std::vector<ShapeRequest> to_shapes(const std::string& text) {
   return shapes;
 }
 
+std::vector<std::string> to_layouts(const std::string& text) {
+  const std::string one[] = {"right", "left", "strided"};
+  std::vector<std::string> mixtures, layouts;
+  for (const std::string& x : one) {
+    for (const std::string& w : one) {
+      for (const std::string& y : one) mixtures.push_back(x + ":" + w + ":" + y);
+    }
+  }
+  for (const std::string& part : split(text, "--layout")) {
+    if (part == "mixtures") {
+      layouts.insert(layouts.end(), mixtures.begin(), mixtures.end());
+    } else if (std::find(mixtures.begin(), mixtures.end(), part) != mixtures.end() ||
+               std::find(std::begin(one), std::end(one), part) != std::end(one)) {
+      layouts.push_back(part);
+    } else {
+      throw UsageError{"--layout: '" + part +
+                       "' is not right, left, strided, three of them as X:W:Y, or mixtures"};
+    }
+  }
+  return layouts;
+}
+
 }  // namespace
 
 std::vector<ShapeRequest> default_shapes() {
@@ -247,10 +271,7 @@ bool parse_options(int argc, char** argv, Options& options) {
         options.axis = value == "1" ? 1 : 0;
         break;
       case layout:
-        if (value != "right" && value != "left") {
-          throw UsageError{"--layout: '" + value + "' is neither right nor left"};
-        }
-        options.layout = value;
+        options.layouts = to_layouts(value);
         break;
       case total:
         options.total_bytes = to_count(value, "--total", true);

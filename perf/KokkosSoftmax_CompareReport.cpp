@@ -77,7 +77,7 @@ std::string shape(const Case& what) {
   if (what.inner > 0) text += std::to_string(what.inner) + " x ";
   text += std::to_string(what.columns);
   if (what.axis == 0) text += " axis 0";
-  if (what.layout == "left") text += " left";
+  if (what.layout != "right") text += " " + what.layout;
   return text;
 }
 

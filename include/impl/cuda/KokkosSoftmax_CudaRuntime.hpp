@@ -3,7 +3,7 @@
 
 /// \file
 /// What the portable floors have to know of the CUDA runtime: whether a pointer can be reached, and graph
-/// captures.
+/// captures. And launches that begin while the kernel before them ends.
 
 #ifndef KOKKOSSOFTMAX_CUDARUNTIME_HPP
 #define KOKKOSSOFTMAX_CUDARUNTIME_HPP
@@ -91,6 +91,36 @@ struct Capture<Kokkos::Cuda> {
     return result;
   }
 };
+
+/// Whether a kernel was compiled for an architecture that has griddepcontrol.wait.
+template <class Kernel>
+bool has_grid_dependency_wait(Kernel* kernel) {
+  cudaFuncAttributes attributes{};
+  check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)),
+             "cudaFuncGetAttributes");
+  return attributes.ptxVersion >= 90;
+}
+
+/// Launches a kernel of one argument. One that begins with grid_dependency_wait() may be `early`: its blocks
+/// are then on their way to the multiprocessors while the kernel before it in the stream ends (programmatic
+/// dependent launch).
+template <class Argument>
+void launch_kernel(const Kokkos::Cuda& exec, void (*kernel)(Argument), bool early, unsigned blocks,
+                   int threads, std::size_t shared_bytes, const Argument& argument) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = exec.cuda_stream();
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  void* arguments[] = {const_cast<Argument*>(&argument)};
+  check_cuda(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments),
+             "cudaLaunchKernelExC");
+}
 
 }  // namespace KokkosSoftmax::impl
 

@@ -17,6 +17,14 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
   return y;
 }
 
+/// griddepcontrol.wait ("Parallel Synchronization and Communication Instructions: griddepcontrol"): until the
+/// kernels that this one was launched behind have ended and what they wrote can be read.
+__device__ __forceinline__ void grid_dependency_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 }  // namespace KokkosSoftmax::impl
 
 #endif

@@ -52,24 +52,36 @@ struct RowRegisters {
 
   Acc value[vectors * width];
 
+  /// A thread's part of a row as it lies in memory.
+  struct Raw {
+    InVector vector[vectors];
+  };
+
+  /// Reads a row that is aligned to 16 bytes; past its end 0.
+  template <int group>
+  __device__ static void fetch_aligned(const In* x, index_type columns, const RowThreads<group>& threads,
+                                       Raw& raw) {
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      const int first = (k * threads.count + threads.index) * width;
+      if (first + width <= columns) {
+        raw.vector[k] = load_streaming(reinterpret_cast<const InVector*>(x + first));
+      } else {
+#pragma unroll
+        for (int i = 0; i < width; ++i)
+          raw.vector[k].e[i] = first + i < columns ? x[first + i] : store_as<In>(Acc(0));
+      }
+    }
+  }
+
   /// Reads and transforms the row; past its end -inf.
   template <int group, class TransformRow>
   __device__ void load(const In* x, index_type columns, const RowThreads<group>& threads,
                        const TransformRow& transform) {
     const bool aligned = __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(x) % 16 == 0);
-    InVector raw[vectors];
+    Raw raw;
     if (aligned) {
-#pragma unroll
-      for (int k = 0; k < vectors; ++k) {
-        const int first = (k * threads.count + threads.index) * width;
-        if (first + width <= columns) {
-          raw[k] = load_streaming(reinterpret_cast<const InVector*>(x + first));
-        } else {
-#pragma unroll
-          for (int i = 0; i < width; ++i)
-            raw[k].e[i] = first + i < columns ? x[first + i] : store_as<In>(Acc(0));
-        }
-      }
+      fetch_aligned(x, columns, threads, raw);
     } else {
       const int lane = threads.lane();
 #pragma unroll
@@ -77,32 +89,43 @@ struct RowRegisters {
         const int first = (k * threads.count + threads.index - lane) * width + lane;
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          raw[k].e[i] = first + i * group < columns ? x[first + i * group] : store_as<In>(Acc(0));
+          raw.vector[k].e[i] = first + i * group < columns ? x[first + i * group] : store_as<In>(Acc(0));
         }
       }
       In* staging = reinterpret_cast<In*>(threads.staging);
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
 #pragma unroll
-        for (int i = 0; i < width; ++i) staging[i * group + lane] = raw[k].e[i];
+        for (int i = 0; i < width; ++i) staging[i * group + lane] = raw.vector[k].e[i];
         __syncwarp();
-        raw[k] = reinterpret_cast<const InVector*>(threads.staging)[lane];
+        raw.vector[k] = reinterpret_cast<const InVector*>(threads.staging)[lane];
         __syncwarp();
       }
     }
+    take(raw, columns, threads, transform);
+  }
+
+  /// Transforms what was read.
+  template <int group, class TransformRow>
+  __device__ void take(const Raw& raw, index_type columns, const RowThreads<group>& threads,
+                       const TransformRow& transform) {
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       const int first = (k * threads.count + threads.index) * width;
       Acc* v = value + k * width;
       if (first + width <= columns) {
+        Acc part[width];
 #pragma unroll
-        for (int i = 0; i < width; ++i)
-          v[i] = transformed<Acc>(transform, load_as<Acc>(raw[k].e[i]), first + i);
+        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw.vector[k].e[i]);
+        transform_neighbours<width>(transform, part, first);
+#pragma unroll
+        for (int i = 0; i < width; ++i) v[i] = part[i];
       } else {
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          v[i] = first + i < columns ? transformed<Acc>(transform, load_as<Acc>(raw[k].e[i]), first + i)
-                                     : -infinity_v<Acc>;
+          v[i] = first + i < columns
+                     ? transformed<Acc>(transform, load_as<Acc>(raw.vector[k].e[i]), first + i)
+                     : -infinity_v<Acc>;
         }
       }
     }

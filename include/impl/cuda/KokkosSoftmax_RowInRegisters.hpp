@@ -131,6 +131,7 @@ __global__ void __launch_bounds__(128) warp_per_row_kernel(const __grid_constant
   // Lanes past the last row go along, with no columns: the warp's shuffles want them.
   const RowGeometry::Row where = problem.geometry.row(exists ? position : 0);
   const index_type columns = exists ? problem.geometry.columns : 0;
+  grid_dependency_wait();
   const RowThreads<group> threads{static_cast<int>(threadIdx.x % group), group,
                                   staging + group_of_block * group * Registers::staging_bytes_a_lane};
   Registers row;
@@ -148,6 +149,7 @@ __global__ void __launch_bounds__(most_threads, most_threads == 256 ? 3 : 2)
   extern __shared__ __align__(16) char block_per_row_staging[];
   __shared__ Acc maxima[32];
   __shared__ ExactSum<Acc> sums[32];
+  grid_dependency_wait();
   if (problem.geometry.rows == 0) return;
   const RowGeometry::Row where = problem.geometry.row(blockIdx.x);
   const RowThreads<32> threads{
@@ -233,9 +235,10 @@ struct WarpPerRow {
   static void launch(const Kokkos::Cuda& exec, const Problem& problem) {
     const index_type blocks =
         std::max<index_type>(1, (problem.geometry.rows + 128 / group - 1) / (128 / group));
+    const auto kernel = &warp_per_row_kernel<vectors, group, Problem>;
+    static const bool early = has_grid_dependency_wait(kernel);
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      warp_per_row_kernel<vectors, group, Problem>
-          <<<static_cast<unsigned>(blocks), 128, 0, exec.cuda_stream()>>>(problem);
+      launch_kernel(exec, kernel, early, static_cast<unsigned>(blocks), 128, 0, problem);
     });
   }
 };
@@ -257,23 +260,29 @@ struct BlockPerRow {
   template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
     using Plan = RowInRegistersPlan<typename Problem::In>;
-    using Registers = RowRegisters<typename Problem::In, typename Problem::Out, Plan::most_vectors>;
     const int threads = Plan::threads_of_block(problem.geometry.columns);
-    const auto blocks = static_cast<unsigned>(std::max<index_type>(1, problem.geometry.rows));
-    const std::size_t staging = static_cast<std::size_t>(threads) * Registers::staging_bytes_a_lane;
-    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      if (threads <= 256) {
-        block_per_row_kernel<Plan::most_vectors, 256, Problem>
-            <<<blocks, threads, staging, exec.cuda_stream()>>>(problem);
-      } else {
-        block_per_row_kernel<Plan::most_vectors, 512, Problem>
-            <<<blocks, threads, staging, exec.cuda_stream()>>>(problem);
-      }
-    });
+    if (threads <= 256) {
+      launch<256>(exec, threads, problem);
+    } else {
+      launch<512>(exec, threads, problem);
+    }
   }
 
   template <class Exec, class Problem>
   static void reserve(const Exec&, const Problem&) {}
+
+ private:
+  template <int most_threads, class Problem>
+  static void launch(const Kokkos::Cuda& exec, int threads, const Problem& problem) {
+    constexpr int vectors = RowInRegistersPlan<typename Problem::In>::most_vectors;
+    using Registers = RowRegisters<typename Problem::In, typename Problem::Out, vectors>;
+    const auto kernel = &block_per_row_kernel<vectors, most_threads, Problem>;
+    static const bool early = has_grid_dependency_wait(kernel);
+    const auto blocks = static_cast<unsigned>(std::max<index_type>(1, problem.geometry.rows));
+    const std::size_t staging = static_cast<std::size_t>(threads) * Registers::staging_bytes_a_lane;
+    launch_labelled(exec, kernel_label(problem.operation, name),
+                    [&] { launch_kernel(exec, kernel, early, blocks, threads, staging, problem); });
+  }
 };
 
 }  // namespace KokkosSoftmax::impl

@@ -8,7 +8,7 @@
 /// once, where the softmax would have a few work on it. With many rows it costs more there than in the
 /// softmax, which has other warps to run meanwhile (1024 x 8192 -> 8192 on an H200: GELU 50 us in the
 /// product, 20 us in the softmax), so the product writes plain logits then, as it does where the kernel with
-/// a user's transform was not compiled for 9.0a. The bits are the same.
+/// a user's transform was not compiled for 9.0a. The arithmetic is the same.
 
 #ifndef KOKKOSSOFTMAX_TENSORCORELINEAR_HPP
 #define KOKKOSSOFTMAX_TENSORCORELINEAR_HPP

@@ -8,8 +8,8 @@
 #ifndef KOKKOSSOFTMAX_GEMMTHENROWS_HPP
 #define KOKKOSSOFTMAX_GEMMTHENROWS_HPP
 
+#include <impl/KokkosSoftmax_HeadRowsCandidates.hpp>
 #include <impl/KokkosSoftmax_LinearProblem.hpp>
-#include <impl/KokkosSoftmax_SoftmaxCandidates.hpp>
 #include <impl/portable/KokkosSoftmax_ColumnStatistics.hpp>
 
 #include <climits>
@@ -114,43 +114,64 @@ auto shift_rows(const Transform& transform, index_type first_row) {
   }
 }
 
-/// (value - mean) * factor + beta, the mean in two parts, so that its rounding does not show where the
-/// columns' values are large beside their spread.
-template <class Acc>
+/// (value - mean) * factor + beta. The mean of a batch is in two parts, so that its rounding does not show
+/// where the columns' values are large beside their spread.
+template <class Acc, bool split_mean>
 struct BoundNormalizer {
-  const Acc* mean;  ///< the four arrays lie one after the other
-  const Acc* mean_rest;
-  const Acc* factor;
-  const Acc* beta;
+  const Acc* factor;  ///< the arrays lie one after the other, `distance` from each to the next
+  index_type distance;
+  KOKKOS_FORCEINLINE_FUNCTION const Acc* beta() const { return factor + distance; }
+  KOKKOS_FORCEINLINE_FUNCTION const Acc* mean() const { return factor + 2 * distance; }
+  KOKKOS_FORCEINLINE_FUNCTION const Acc* mean_rest() const { return factor + 3 * distance; }
+
   struct Row {
-    const BoundNormalizer* all;
+    BoundNormalizer all;
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
-      return ((value - all->mean[column]) - all->mean_rest[column]) * all->factor[column] + all->beta[column];
+      Acc difference = value - all.mean()[column];
+      if constexpr (split_mean) difference -= all.mean_rest()[column];
+      return difference * all.factor[column] + all.beta()[column];
+    }
+    template <int width>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
+                                                         index_type first) const {
+      Acc operand[width];
+      load_neighbours(all.mean() + first, operand);
+      for (int i = 0; i < width; ++i) value[i] -= operand[i];
+      if constexpr (split_mean) {
+        load_neighbours(all.mean_rest() + first, operand);
+        for (int i = 0; i < width; ++i) value[i] -= operand[i];
+      }
+      Acc shift[width];
+      load_neighbours(all.factor + first, operand);
+      load_neighbours(all.beta() + first, shift);
+      for (int i = 0; i < width; ++i) value[i] = value[i] * operand[i] + shift[i];
     }
   };
-  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {this}; }
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {*this}; }
+
+  /// Arrays of whole vectors.
+  static index_type distance_for(index_type columns) { return ceil_div(columns, 32) * 32; }
 };
 
 /// From a column's moments to its normalizer; updates the running statistics.
 template <class Acc, class Statistics>
 struct MakeNormalizer {
   Statistics statistics;
-  Acc* mean;
-  Acc* mean_rest;
   Acc* factor;
-  Acc* beta;
+  index_type distance;
   double rows;
 
   KOKKOS_FORCEINLINE_FUNCTION void operator()(index_type column, SplitMean column_mean,
                                               double squares) const {
     const double variance = squares / rows + statistics.eps;
-    mean[column] = static_cast<Acc>(column_mean.value);
-    mean_rest[column] =
-        static_cast<Acc>((column_mean.value - static_cast<double>(mean[column])) + column_mean.rest);
+    const Acc mean = static_cast<Acc>(column_mean.value);
+    factor[column + 2 * distance] = mean;
+    factor[column + 3 * distance] =
+        static_cast<Acc>((column_mean.value - static_cast<double>(mean)) + column_mean.rest);
     // A column without spread gives beta, also when eps is 0.
     factor[column] = static_cast<Acc>(
         variance == 0 ? 0 : load_as<double>(statistics.gamma(column)) / Kokkos::sqrt(variance));
-    beta[column] = load_as<Acc>(statistics.beta(column));
+    factor[column + distance] = load_as<Acc>(statistics.beta(column));
     if (statistics.running_mean.data) blend(statistics.running_mean(column), column_mean.value);
     if (statistics.running_variance.data) blend(statistics.running_variance(column), squares / (rows - 1));
   }
@@ -167,17 +188,14 @@ struct MakeNormalizer {
 template <class Acc, class BatchNorm>
 struct MakeGivenNormalizer {
   BatchNorm given;
-  Acc* mean;
-  Acc* mean_rest;
   Acc* factor;
-  Acc* beta;
+  index_type distance;
 
   KOKKOS_FUNCTION void operator()(index_type column) const {
-    mean[column] = load_as<Acc>(given.mean(column));
-    mean_rest[column] = Acc(0);
     factor[column] = static_cast<Acc>(load_as<double>(given.gamma(column)) /
                                       Kokkos::sqrt(load_as<double>(given.variance(column)) + given.eps));
-    beta[column] = load_as<Acc>(given.beta(column));
+    factor[column + distance] = load_as<Acc>(given.beta(column));
+    factor[column + 2 * distance] = load_as<Acc>(given.mean(column));
   }
 };
 
@@ -185,7 +203,7 @@ struct MakeGivenNormalizer {
 template <class Exec, class Acc>
 class PrepareBatchNorms {
  public:
-  /// `normalizers` has 4 x columns for each BatchNorm. Without `fill` they are only named.
+  /// `normalizers` has room for four arrays for each BatchNorm. Without `fill` they are only named.
   PrepareBatchNorms(const Exec& exec, const std::string& label, Acc* normalizers, index_type columns,
                     bool fill)
       : exec_(exec), label_(label), next_(normalizers), columns_(columns), fill_(fill) {}
@@ -195,13 +213,13 @@ class PrepareBatchNorms {
     return transform;
   }
   template <class M, class V, class G, class B>
-  BoundNormalizer<Acc> operator()(const BoundBatchNorm<M, V, G, B>& given) {
-    Acc* at = next_;
-    next_ += 4 * columns_;
-    const MakeGivenNormalizer<Acc, BoundBatchNorm<M, V, G, B>> make{given, at, at + columns_,
-                                                                    at + 2 * columns_, at + 3 * columns_};
+  auto operator()(const BoundBatchNorm<M, V, G, B>& given) {
+    using Normalizer = BoundNormalizer<Acc, false>;
+    const Normalizer normalizer{next_, Normalizer::distance_for(columns_)};
+    const MakeGivenNormalizer<Acc, BoundBatchNorm<M, V, G, B>> make{given, next_, normalizer.distance};
+    next_ += 4 * normalizer.distance;
     if (fill_) launch_range(exec_, label_ + "::batch_norm", columns_, make);
-    return {make.mean, make.mean_rest, make.factor, make.beta};
+    return normalizer;
   }
   template <class A, class B>
   auto operator()(const BoundChain<A, B>& chain) {
@@ -300,7 +318,8 @@ struct GemmPlan {
     if (Problem::Head::has_statistics) {
       moments_at = take_bytes(static_cast<index_type>(column_statistics_bytes<Exec>(m, n)), 1);
     }
-    normalizer_at = take_bytes(4 * n * Problem::Head::normalizers, sizeof(Acc));
+    normalizer_at =
+        take_bytes(4 * BoundNormalizer<Acc, true>::distance_for(n) * Problem::Head::normalizers, sizeof(Acc));
   }
 
  private:
@@ -517,12 +536,9 @@ struct GemmThenRows {
   static void statistics(const Exec& exec, const Problem& p, const Plan& plan, char* scratch,
                          const Matrix<Acc>& logits, const Before& before) {
     const auto normalizer = normalizer_at(p, plan, scratch);
-    const MakeNormalizer<Acc, typename Problem::Head::Statistics> sink{p.head.statistics,
-                                                                       const_cast<Acc*>(normalizer.mean),
-                                                                       const_cast<Acc*>(normalizer.mean_rest),
-                                                                       const_cast<Acc*>(normalizer.factor),
-                                                                       const_cast<Acc*>(normalizer.beta),
-                                                                       static_cast<double>(logits.rows)};
+    const MakeNormalizer<Acc, typename Problem::Head::Statistics> sink{
+        p.head.statistics, const_cast<Acc*>(normalizer.factor), normalizer.distance,
+        static_cast<double>(logits.rows)};
     const ColumnsProblem<Acc, Acc, Before> columns{logits.data,       logits.rows,          logits.columns,
                                                    logits.row_stride, logits.column_stride, before};
     run_column_statistics(exec, std::string("KokkosSoftmax::") + p.name() + "::statistics", columns,
@@ -532,9 +548,9 @@ struct GemmThenRows {
   template <class Problem, class Plan>
   static auto normalizer_at(const Problem& p, const Plan& plan, char* scratch) {
     using Acc = typename Problem::Acc;
-    const Acc* base = reinterpret_cast<const Acc*>(scratch + plan.normalizer_at);
-    const index_type n = p.w.rows;
-    return BoundNormalizer<Acc>{base, base + n, base + 2 * n, base + 3 * n};
+    using Normalizer = BoundNormalizer<Acc, true>;
+    return Normalizer{reinterpret_cast<const Acc*>(scratch + plan.normalizer_at),
+                      Normalizer::distance_for(p.w.rows)};
   }
 
   /// The head's transform, its BatchNorms as normalizers; that of the batch's statistics is first.
@@ -545,12 +561,13 @@ struct GemmThenRows {
     const index_type n = p.w.rows;
     const std::string label = std::string("KokkosSoftmax::") + p.name();
     if constexpr (Problem::Head::has_statistics) {
-      PrepareBatchNorms<Exec, Acc> prepare(exec, label, normalizers + 4 * n, n, fill);
+      const auto normalizer = normalizer_at(p, plan, scratch);
+      PrepareBatchNorms<Exec, Acc> prepare(exec, label, normalizers + 4 * normalizer.distance, n, fill);
       const auto before = prepare(p.head.before);
       const auto after = prepare(p.head.after);
-      using Before = BoundChain<std::remove_const_t<decltype(before)>, BoundNormalizer<Acc>>;
-      return BoundChain<Before, std::remove_const_t<decltype(after)>>{
-          {before, normalizer_at(p, plan, scratch)}, after};
+      using Before =
+          BoundChain<std::remove_const_t<decltype(before)>, std::remove_const_t<decltype(normalizer)>>;
+      return BoundChain<Before, std::remove_const_t<decltype(after)>>{{before, normalizer}, after};
     } else {
       PrepareBatchNorms<Exec, Acc> prepare(exec, label, normalizers, n, fill);
       return prepare(p.head.transform);
@@ -576,8 +593,8 @@ struct GemmThenRows {
         axis_is_strided(shape, x_block),
         RowGeometry::of(shape, x_block, y_block),
         shifted};
-    SoftmaxCandidates::choose(p.softmax_step(), exec, problem,
-                              [&](auto implementation) { use(implementation, problem); });
+    HeadRowsCandidates::choose(p.softmax_step(), exec, problem,
+                               [&](auto implementation) { use(implementation, problem); });
   }
 };
 
