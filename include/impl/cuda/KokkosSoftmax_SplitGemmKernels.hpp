@@ -308,15 +308,19 @@ struct FloatSource {
     given = a.w.given.data + row * a.w.given.row_stride;
   }
 
-  /// What is in memory; value() is apart from it, so that nothing waits for a load before its time.
-  __device__ __forceinline__ std::uint32_t bits(const FloatArguments& a, std::int64_t k) const {
-    if (high) return __ldg(high + k) | std::uint32_t(__ldg(high + a.w.rows * a.w_leading + k)) << 16;
-    return given ? __float_as_uint(__ldg(given + k * a.w.given.column_stride)) : 0u;
+  /// What is in memory: the bits of a float, or of both halves. value() is apart from it, and the halves are
+  /// apart from each other, so that nothing waits for a load before its time.
+  struct Bits {
+    std::uint32_t first, low;
+  };
+  __device__ __forceinline__ Bits bits(const FloatArguments& a, std::int64_t k) const {
+    if (high) return {__ldg(high + k), __ldg(high + a.w.rows * a.w_leading + k)};
+    return {given ? __float_as_uint(__ldg(given + k * a.w.given.column_stride)) : 0u, 0u};
   }
-  __device__ __forceinline__ float value(std::uint32_t bits) const {
-    if (!high) return __uint_as_float(bits);
-    const float h = __half2float(__ushort_as_half(static_cast<unsigned short>(bits))),
-                l = __half2float(__ushort_as_half(static_cast<unsigned short>(bits >> 16)));
+  __device__ __forceinline__ float value(const Bits& bits) const {
+    if (!high) return __uint_as_float(bits.first);
+    const float h = __half2float(__ushort_as_half(static_cast<unsigned short>(bits.first))),
+                l = __half2float(__ushort_as_half(static_cast<unsigned short>(bits.low)));
     return fmaf(l, low_unscale, h) * unscale_first * unscale_second;
   }
 };
@@ -343,7 +347,7 @@ __global__ void __launch_bounds__(256)
     if (threadIdx.x < float_tile) new (source + threadIdx.x) FloatSource(a, n0 + threadIdx.x);
     __syncthreads();
     float x_next[8];
-    std::uint32_t w_next[8];
+    FloatSource::Bits w_next[8];
     const auto load = [&](std::int64_t k) {
       const bool there = k < a.x.columns;
 #pragma unroll
@@ -351,7 +355,7 @@ __global__ void __launch_bounds__(256)
         const std::int64_t m = m0 + load_row + 16 * i;
         x_next[i] =
             there && m < a.x.rows ? __ldg(a.x.data + m * a.x.row_stride + k * a.x.column_stride) : 0.0f;
-        w_next[i] = there ? source[load_row + 16 * i].bits(a, k) : 0u;
+        w_next[i] = there ? source[load_row + 16 * i].bits(a, k) : FloatSource::Bits{0, 0};
       }
     };
     float total[8][8] = {}, sum[8][8] = {};
