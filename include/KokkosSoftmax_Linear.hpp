@@ -316,6 +316,15 @@ auto batch_norm_training(const G& gamma, const B& beta, double eps, const M& run
 /// kept in Y itself; impl::GemmPlan says what the other cases need. K = 0 gives logits of 0. The same
 /// extents, layout and hardware give the same bits.
 ///
+/// On GPUs of compute capability 9.0 float heads at Precision::ieee are multiplied on the tensor cores
+/// (tensor_core_linear): each operand as two binary16, at least as accurate as SGEMM and several times as
+/// fast. Values that two binary16 do not hold well enough (elements below 2^-27 of their row's largest where
+/// they decide a logit, infinities, NaN) are found on the device, and what depends on them is computed in
+/// float arithmetic. Where it is used, a row's logits have the same bits whatever the other rows and their
+/// number. It takes scratch for X and W in that form, as much as X and W (W in panels of up to 1 GiB); pack()
+/// does W once and for all. Calls that have too few rows for that to pay, or a K too short or too long for it
+/// to be as accurate, go to cuBLAS.
+///
 /// \throws std::invalid_argument  extents that do not fit, Y that overlaps X, W or an operand of the
 /// transform,
 ///         statistics of the wrong length, eps negative, batch statistics of one row; nothing is launched

@@ -10,6 +10,7 @@
 #include "../support/cuda_graph.hpp"
 #include "../support/linear_cases.hpp"
 #include "../support/refusals.hpp"
+#include "../support/tool_recorder.hpp"
 
 #if defined(KOKKOS_ENABLE_CUDA)
 
@@ -211,10 +212,10 @@ void no_worse_than_sgemm(std::int64_t m, std::int64_t n, std::int64_t k, Values 
   const std::string where =
       std::to_string(m) + " x " + std::to_string(n) + " x " + std::to_string(k) + ", " + name;
   EXPECT_EQ(result[2], 0) << where << ": infinities or NaNs";
-  // Where SGEMM is right to less than one rounding of the sum of magnitudes, so much is good enough; and the
-  // largest of some thousand errors is a random number itself.
+  // Two roundings of the sum of magnitudes are good enough where SGEMM, which may have split K, has fewer;
+  // and the largest of some thousand errors is a random number itself.
   const double units = 0x1p-24;
-  EXPECT_LE(result[0], std::max(1.25 * result[1], units))
+  EXPECT_LE(result[0], std::max(1.25 * result[1], 2 * units))
       << where << ": in units " << result[0] / units << ", SGEMM " << result[1] / units;
 }
 
@@ -380,6 +381,29 @@ TEST(TensorCoreLinear, RowsThatAreNotFinite) {
       EXPECT_NEAR(ours[i], theirs[i], 1e-4f * theirs[i] + 1e-38f) << i;
     }
   }
+}
+
+TEST(TensorCoreLinear, AReservedCallIsQuiet) {
+  NEEDS_TENSOR_CORES();
+  const Stream stream;
+  const Exec exec(stream);
+  const ks::ScopedImplementation forced("tensor_core_linear");
+  const Right x = filled(30, 500, Values::normal, false, 11), w = filled(70, 500, Values::normal, true, 12),
+              y("y", 30, 70);
+  const auto packed = ks::pack(exec, w);
+  ks::reserve(exec, x, w, y, ks::gelu());
+  ks::reserve(exec, x, packed, y, ks::gelu());
+  exec.fence();
+  ToolRecorder recorder;
+  ks::linear_softmax(exec, x, w, y, ks::gelu());
+  ks::linear_log_softmax(exec, x, packed, y, ks::gelu());
+  const auto& records = recorder.records();
+  EXPECT_GE(records.kernels.size(), 5u);
+  EXPECT_TRUE(records.fences.empty());
+  EXPECT_TRUE(records.copies.empty());
+  EXPECT_TRUE(records.allocations.empty());
+  EXPECT_EQ(records.open_regions, 0);
+  exec.fence();
 }
 
 TEST(TensorCoreLinear, WhatIsChosenAndWhatIsRefused) {

@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(gemm_threads, 1)
 
 // ---- Float arithmetic -------------------------------------------------------------------------------------
 
-inline constexpr int float_tile = 128, float_step = 16, float_run = 64;
+inline constexpr int float_tile = 128, float_step = 16, float_run = 16;
 
 struct FloatArguments {
   StridedFloats x;
@@ -325,7 +325,7 @@ struct FloatSource {
   }
 };
 
-/// 128 x 128 elements a block, 8 x 8 a thread. Each element is summed in the order of K, 64 at a time,
+/// 128 x 128 elements a block, 8 x 8 a thread. Each element is summed in the order of K, 16 at a time,
 /// wherever it is in the tile.
 template <class Epilogue>
 __global__ void __launch_bounds__(256)
@@ -338,6 +338,15 @@ __global__ void __launch_bounds__(256)
   auto* const source = reinterpret_cast<FloatSource*>(sources);
   const std::int64_t tiles_n = (a.w.rows + float_tile - 1) / float_tile;
   const std::int64_t tiles = (a.x.rows + float_tile - 1) / float_tile * tiles_n;
+  if (a.flags) {
+    // Almost always there is nothing to do: look at all of the block's flags at once.
+    bool flagged = false;
+    for (std::int64_t t = blockIdx.x + std::int64_t(threadIdx.x) * gridDim.x; t < tiles;
+         t += std::int64_t(blockDim.x) * gridDim.x) {
+      flagged = flagged || a.flags[t] != 0;
+    }
+    if (!__syncthreads_or(flagged)) return;
+  }
   const int row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
   const int load_k = threadIdx.x % 16, load_row = threadIdx.x / 16;
   for (std::int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
