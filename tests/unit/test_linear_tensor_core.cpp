@@ -383,6 +383,30 @@ TEST(TensorCoreLinear, RowsThatAreNotFinite) {
   }
 }
 
+// With few rows the transform is applied with the product, with many in the softmax.
+TEST(TensorCoreLinear, FewRowsHaveTheBitsOfMany) {
+  NEEDS_TENSOR_CORES();
+  const Exec exec;
+  const ks::ScopedImplementation forced("tensor_core_linear");
+  const Right b = filled(1, 333, Values::normal, true, 13), y("y", 200, 333), few_y("y", 64, 333);
+  const Kokkos::View<const float*, Kokkos::CudaSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>> bias(b.data(),
+                                                                                                    333);
+  const auto head = ks::bias(bias) | ks::gelu() | ks::causal(200) | ks::scale(0.07f);
+  for (const auto values : {Values::normal, Values::trap, Values::not_finite}) {
+    const Right x = filled(200, 700, values, false, 14),
+                w = filled(333, 700, values == Values::not_finite ? Values::normal : values, true, 15);
+    ks::linear_softmax(exec, x, w, y, head);
+    const auto want = on_host(y);
+    for (const int rows : {1, 16, 17, 33, 64}) {
+      const Right few(x.data(), rows, 700), to(few_y.data(), rows, 333);
+      ks::linear_softmax(exec, few, w, to, head);
+      const auto got = on_host(to);
+      EXPECT_TRUE(same_bits(got, std::vector<float>(want.begin(), want.begin() + rows * 333)))
+          << rows << " rows";
+    }
+  }
+}
+
 TEST(TensorCoreLinear, AReservedCallIsQuiet) {
   NEEDS_TENSOR_CORES();
   const Stream stream;

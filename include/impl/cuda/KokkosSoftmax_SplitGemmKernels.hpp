@@ -69,7 +69,7 @@ struct Ring {
 };
 
 /// How many times 16 of K the tensor core adds up before float takes over.
-inline constexpr int chain = 2;
+inline constexpr int chain_length = 2;
 
 struct GemmArguments {
   std::int64_t left_extent, right_extent;
@@ -181,11 +181,11 @@ __global__ void __launch_bounds__(gemm_threads, 1)
         const std::uint64_t left_2 = w_is_left ? left_low : left_high,
                             right_2 = w_is_left ? right_high : right_low;
 #pragma unroll
-        for (int first = 0; first < 4; first += chain) {
+        for (int first = 0; first < 4; first += chain_length) {
           // After the reads of `high` below, and after the branches of a wait.
           wgmma_fence();
 #pragma unroll
-          for (int k = first; k < first + chain; ++k) {
+          for (int k = first; k < first + chain_length; ++k) {
             wgmma_f16(high, left_high + k * matrix_descriptor_step, right_high + k * matrix_descriptor_step,
                       k != first);
           }
@@ -200,12 +200,12 @@ __global__ void __launch_bounds__(gemm_threads, 1)
             wgmma_fence();
           }
 #pragma unroll
-          for (int k = first; k < first + chain; ++k) {
+          for (int k = first; k < first + chain_length; ++k) {
             wgmma_f16(cross, left_1 + k * matrix_descriptor_step, right_1 + k * matrix_descriptor_step,
                       step > 0 || k > 0);
           }
 #pragma unroll
-          for (int k = first; k < first + chain; ++k) {
+          for (int k = first; k < first + chain_length; ++k) {
             wgmma_f16(cross, left_2 + k * matrix_descriptor_step, right_2 + k * matrix_descriptor_step, true);
           }
           wgmma_commit_group();
@@ -405,17 +405,31 @@ __global__ void __launch_bounds__(256)
       if ((k0 + float_step) % float_run == 0) add_up();
     }
     add_up();
+    const auto row_of = [&](int i) { return m0 + row + i / 4 * 64 + i % 4; };
+    const auto column_of = [&](int j) { return n0 + column + j / 4 * 64 + j % 4; };
+    const auto element = [&](std::int64_t m, std::int64_t n) -> float& {
+      return a.result.data[m * a.result.row_stride + n * a.result.column_stride];
+    };
+    std::uint64_t written = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const std::int64_t m = m0 + row + i / 4 * 64 + i % 4;
-      if (m >= a.x.rows) continue;
-      const auto row_epilogue = epilogue.at_row(m);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const std::int64_t n = n0 + column + j / 4 * 64 + j % 4;
-        if (n >= a.w.rows) continue;
-        float* out = a.result.data + m * a.result.row_stride + n * a.result.column_stride;
-        if (!a.flags || __float_as_uint(*out) == mark_bits) *out = row_epilogue(total[i][j], n);
+        const std::int64_t m = row_of(i), n = column_of(j);
+        if (m >= a.x.rows || n >= a.w.rows) continue;
+        float& out = element(m, n);
+        if (a.flags && __float_as_uint(out) != mark_bits) continue;
+        out = total[i][j];
+        written |= std::uint64_t(1) << (8 * i + j);
+      }
+    }
+    if constexpr (!std::is_same_v<Epilogue, PlainLogits>) {
+      // A loop, and so one copy of the transform's code: this kernel is rarely used.
+#pragma unroll 1
+      for (int e = 0; e < 64; ++e) {
+        if ((written >> e & 1) == 0) continue;
+        const std::int64_t m = row_of(e / 8), n = column_of(e % 8);
+        element(m, n) = epilogue.at_row(m)(element(m, n), n);
       }
     }
   }
