@@ -91,21 +91,16 @@ struct RowOffset {
   }
 };
 
-/// Some neighbouring values of an operand, in the accumulator's type: in loads of 16 bytes where the address
-/// allows.
+/// Some neighbouring values of an operand that is aligned to 16 bytes, in the accumulator's type.
 template <int width, class Acc, class T>
 KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, Acc (&to)[width]) {
   constexpr int part = width * sizeof(T) < 16 ? width : static_cast<int>(16 / sizeof(T));
   struct alignas(part * sizeof(T)) Part {
     T e[part];
   };
-  if (reinterpret_cast<std::uintptr_t>(data) % sizeof(Part) == 0) {
-    for (int p = 0; p < width / part; ++p) {
-      const Part loaded = reinterpret_cast<const Part*>(data)[p];
-      for (int i = 0; i < part; ++i) to[p * part + i] = load_as<Acc>(loaded.e[i]);
-    }
-  } else {
-    for (int i = 0; i < width; ++i) to[i] = load_as<Acc>(data[i]);
+  for (int p = 0; p < width / part; ++p) {
+    const Part loaded = reinterpret_cast<const Part*>(data)[p];
+    for (int i = 0; i < part; ++i) to[p * part + i] = load_as<Acc>(loaded.e[i]);
   }
 }
 
@@ -182,8 +177,19 @@ struct ColumnOperand {
   }
 };
 
+/// Whether a bound stage gives the same object for every row.
+template <class Bound>
+KOKKOS_FORCEINLINE_FUNCTION bool rows_are_alike(const Bound& bound) {
+  if constexpr (requires { bound.has_rows_alike(); }) {
+    return bound.has_rows_alike();
+  } else {
+    return false;
+  }
+}
+
 /// Nothing happens.
 struct BoundIdentity {
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return true; }
   struct Row {
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
@@ -245,21 +251,21 @@ struct BoundCausal {
 template <class T>
 struct BoundBias {
   LogitOperand<T> bias;
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return bias.row_offset.rank == 0; }
   struct Row {
     typename LogitOperand<T>::Row bias;
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return value + load_as<Acc>(bias(column));
     }
+    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
+      return bias.column_stride == 1 && reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0;
+    }
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
                                                          index_type first) const {
       Acc operand[width];
-      if (bias.column_stride == 1) {
-        load_neighbours(bias.data + first, operand);
-      } else {
-        for (int i = 0; i < width; ++i) operand[i] = load_as<Acc>(bias(first + i));
-      }
+      load_neighbours(bias.data + first, operand);
       for (int i = 0; i < width; ++i) value[i] += operand[i];
     }
   };
@@ -312,7 +318,18 @@ KOKKOS_FORCEINLINE_FUNCTION void apply_stage(const RowStage& stage, Acc& value, 
   }
 }
 
-/// The same for neighbouring columns, for stages that read their operands faster that way.
+/// Whether the operands of a stage lie so that they can be read in vectors.
+template <class RowStage>
+KOKKOS_FORCEINLINE_FUNCTION bool stage_takes_neighbours(const RowStage& stage) {
+  if constexpr (requires { stage.takes_neighbours(); }) {
+    return stage.takes_neighbours();
+  } else {
+    return true;
+  }
+}
+
+/// The same as apply_stage for neighbouring columns, the first a multiple of their number, where
+/// stage_takes_neighbours.
 template <int width, class RowStage, class Acc>
 KOKKOS_FORCEINLINE_FUNCTION void apply_stage_to_neighbours(const RowStage& stage, Acc (&value)[width],
                                                            bool (&kept)[width], index_type first) {
@@ -327,6 +344,7 @@ template <class A, class B>
 struct BoundChain {
   A a;
   B b;
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return rows_are_alike(a) && rows_are_alike(b); }
   struct Row {
     typename A::Row a;
     typename B::Row b;
@@ -334,6 +352,9 @@ struct BoundChain {
     KOKKOS_FORCEINLINE_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
       apply_stage(a, value, kept, column);
       apply_stage(b, value, kept, column);
+    }
+    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
+      return stage_takes_neighbours(a) && stage_takes_neighbours(b);
     }
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],

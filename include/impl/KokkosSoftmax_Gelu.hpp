@@ -69,10 +69,35 @@ KOKKOS_FORCEINLINE_FUNCTION double gelu_by_erf(double x) {
 /// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3). The same as x / (1 + exp(-2 u)), where
 /// nothing cancels.
 template <class Acc>
-KOKKOS_FORCEINLINE_FUNCTION Acc gelu_by_tanh(Acc x) {
+KOKKOS_FORCEINLINE_FUNCTION Acc gelu_by_logistic_function(Acc x) {
   const Acc twice_u = Acc(1.59576912160573071176) * (x + Acc(0.044715) * x * x * x);
   const Acc power = exp_of_difference(twice_u < 0 ? twice_u : -twice_u);
   return x * ((twice_u < 0 ? power : Acc(1)) / (Acc(1) + power));
+}
+
+/// As gelu_by_log_of_tail: max(x, 0) - |x| / (1 + exp(2 |u|)), the second factor as 2 to the power of a
+/// polynomial. Fit on 0 <= x <= 6, wrong by 3.8e-8 at most; beyond 6 it is less than 2e-11.
+KOKKOS_FORCEINLINE_FUNCTION float gelu_by_log_of_logistic(float x) {
+  const float size = Kokkos::fmin(Kokkos::fabs(x), 6.0f);
+  float p = 2.274733787999139e-06f;
+  p = p * size - 4.245820673531853e-05f;
+  p = p * size + 0.0002989650529343635f;
+  p = p * size - 0.0009051650995388627f;
+  p = p * size + 0.0008607779163867235f;
+  p = p * size - 0.001171886920928955f;
+  p = p * size + 0.008265065960586071f;
+  p = p * size - 0.051647018641233444f;
+  p = p * size - 0.45919978618621826f;
+  p = p * size - 1.151105284690857f;
+  p = p * size - 1.0f;
+  return (x < 0 ? 0.0f : x) - size * Kokkos::exp2(p);
+}
+KOKKOS_FORCEINLINE_FUNCTION float gelu_by_tanh(float x) {
+  KOKKOS_IF_ON_HOST((return gelu_by_logistic_function(x);))
+  KOKKOS_IF_ON_DEVICE((return gelu_by_log_of_logistic(x);))
+}
+KOKKOS_FORCEINLINE_FUNCTION double gelu_by_tanh(double x) {
+  return gelu_by_logistic_function(x);
 }
 
 }  // namespace KokkosSoftmax::impl

@@ -121,6 +121,7 @@ struct RowResult {
   Acc log_sum;
   Operation operation;
 
+  RowResult() = default;
   KOKKOS_FORCEINLINE_FUNCTION RowResult(Operation operation_, const MaxSum<Acc>& total)
       : max(total.max), factor(0), log_sum(0), operation(operation_) {
     const bool infinite = total.sum == infinity_v<Acc>;

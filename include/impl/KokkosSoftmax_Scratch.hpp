@@ -58,7 +58,8 @@ class RetiredMemory {
 };
 
 /// The scratch of one kind of memory. What is in use at the same time on one instance differs in `Purpose`: a
-/// head's logits stay where they are while the softmax of them takes scratch of its own.
+/// head's logits stay where they are while the softmax of them takes scratch of its own. A Purpose that
+/// declares starts_zeroed gets new memory all zero: its kernels count on what they left there themselves.
 template <class MemorySpace, class Purpose = void>
 class ScratchPool {
  public:
@@ -66,6 +67,16 @@ class ScratchPool {
   /// for outside a capture, nothing is allocated. In a capture the memory goes to the graph for good.
   template <class Exec>
   static void* get(const Exec& exec, std::size_t bytes) {
+    return instance().find(exec, bytes).memory;
+  }
+
+  struct Span {
+    void* memory;
+    std::size_t bytes;
+  };
+  /// The same, with the size of all that is there.
+  template <class Exec>
+  static Span get_span(const Exec& exec, std::size_t bytes) {
     return instance().find(exec, bytes);
   }
 
@@ -133,16 +144,17 @@ class ScratchPool {
   }
 
   template <class Exec>
-  void* find(const Exec& exec, std::size_t bytes) {
+  Span find(const Exec& exec, std::size_t bytes) {
     const std::uint64_t thread = this_thread();
     const std::uint64_t capture = Capture<Exec>::id(exec);
     const std::lock_guard lock(mutex_);
     Entry& mine = entry(Kokkos::Tools::Experimental::device_id(exec), thread);
     if (capture == 0) {
       if (mine.eager.bytes < bytes) grow(exec, mine, bytes);
-      return mine.eager.memory.get();
+      return {mine.eager.memory.get(), mine.eager.bytes};
     }
-    if (mine.capture_id == capture && mine.captured.bytes >= bytes) return mine.captured.memory.get();
+    if (mine.capture_id == capture && mine.captured.bytes >= bytes)
+      return {mine.captured.memory.get(), mine.captured.bytes};
     Buffer& source = mine.spare.bytes >= bytes ? mine.spare : mine.eager;
     if (source.bytes < bytes) {
       throw std::runtime_error("KokkosSoftmax: a call in a graph capture needs " + std::to_string(bytes) +
@@ -156,7 +168,7 @@ class ScratchPool {
     void* memory = mine.captured.memory.get();
     // The graph alone owns it from here on; the address is remembered for the rest of this capture.
     mine.captured.memory = std::shared_ptr<void>(memory, [](void*) {});
-    return memory;
+    return {memory, mine.captured.bytes};
   }
 
   template <class Exec>
@@ -176,12 +188,18 @@ class ScratchPool {
     hooked_ = true;
     // What is replaced may still be read by launches under way.
     if (mine.eager.bytes) exec.fence("KokkosSoftmax::scratch: fence before it grows");
-    if (mine.eager.bytes < bytes) mine.eager = allocate(bytes);
-    if (Capture<Exec>::possible && mine.spare.bytes < bytes) mine.spare = allocate(bytes);
+    if (mine.eager.bytes < bytes) mine.eager = allocate(exec, bytes);
+    if (Capture<Exec>::possible && mine.spare.bytes < bytes) mine.spare = allocate(exec, bytes);
   }
 
-  static Buffer allocate(std::size_t bytes) {
+  template <class Exec>
+  static Buffer allocate(const Exec& exec, std::size_t bytes) {
     void* memory = Kokkos::kokkos_malloc<MemorySpace>("KokkosSoftmax::scratch", bytes);
+    if constexpr (requires { Purpose::starts_zeroed; }) {
+      using Bytes = Kokkos::View<unsigned char*, MemorySpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+      Kokkos::deep_copy(exec, Bytes(static_cast<unsigned char*>(memory), bytes), 0);
+      exec.fence("KokkosSoftmax::scratch: fence after it was cleared");
+    }
     return {std::shared_ptr<void>(memory,
                                   [](void* p) {
                                     if (Kokkos::is_initialized()) Kokkos::kokkos_free<MemorySpace>(p);

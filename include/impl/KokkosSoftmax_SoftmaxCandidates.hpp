@@ -14,7 +14,9 @@
 #include <impl/portable/KokkosSoftmax_TeamRows.hpp>
 #if defined(KOKKOS_ENABLE_CUDA)
 #include <impl/cuda/KokkosSoftmax_CudaRuntime.hpp>
+#include <impl/cuda/KokkosSoftmax_GridPipelinedRows.hpp>
 #include <impl/cuda/KokkosSoftmax_RowInRegisters.hpp>
+#include <impl/cuda/KokkosSoftmax_SplitRows.hpp>
 #endif
 
 namespace KokkosSoftmax::impl {
@@ -22,8 +24,8 @@ namespace KokkosSoftmax::impl {
 /// Tuned first; the portable kernel that takes everything last. strided_rows and split_team_rows accept by
 /// layout and length alone (see their files), because they do not give the bits of team_rows.
 #if defined(KOKKOS_ENABLE_CUDA)
-using SoftmaxCandidates =
-    CandidateList<WarpPerRow, BlockPerRow, SimdRows, StridedRows, SplitTeamRows, TeamRows>;
+using SoftmaxCandidates = CandidateList<WarpPerRow, BlockPerRow, SplitRows, GridPipelinedRows, SimdRows,
+                                        StridedRows, SplitTeamRows, TeamRows>;
 #else
 using SoftmaxCandidates = CandidateList<SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 #endif

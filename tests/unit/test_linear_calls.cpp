@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // What heads refuse, what a profiling tool sees of them, and how their implementations are forced.
+#include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../support/linear_cases.hpp"
@@ -159,6 +161,138 @@ TYPED_TEST(LinearCalls, AReservedCallIsQuiet) {
     }
     // Rows so long that their softmax takes scratch of its own.
     if (i == 3) expect_quiet_once_reserved<bhalf_t, half_t>(exec, {.m = 3, .n = 140000, .k = 2});
+  }
+}
+
+// What a call needs beside its operands, by what GemmPlan says of it and what is allocated.
+template <class Exec, class XS, class YS, class... Options>
+std::size_t scratch_bytes(const LinearCase& c, const Options&... options) {
+  const Exec exec;
+  std::size_t bytes = 0;
+  LinearOperands<XS, XS, YS, Exec> o(c);
+  ks::impl::with_linear_problem(
+      ks::impl::Operation::softmax, "test", exec, o.x_view(), o.w_view(), o.y_view(), options...,
+      ks::Precision::ieee, [&](const auto& problem) {
+        using Problem = std::remove_cvref_t<decltype(problem)>;
+        bytes = ks::impl::GemmPlan<Exec, ks::impl::KokkosBlasGemm, Problem>(problem).bytes;
+      });
+  return bytes;
+}
+
+TYPED_TEST(LinearCalls, NoTemporaryWhereTheOutputHoldsTheLogits) {
+  const typename TestFixture::Vector b("b", 300);
+  const auto gelu = ks::bias(b) | ks::gelu();
+  LinearCase c{.m = 200, .n = 300, .k = 100};
+  for (const auto& layout : {reference::right({c.m, c.n}), reference::left({c.m, c.n}, 2, 5)}) {
+    c.y = layout;
+    EXPECT_EQ((scratch_bytes<TypeParam, float, float>(c, gelu)), 0u);
+    EXPECT_EQ((scratch_bytes<TypeParam, double, double>(c, gelu)), 0u);
+    // Statistics: four values a column, and moments for each chunk of rows.
+    EXPECT_LT((scratch_bytes<TypeParam, float, float>(c, ks::bias(b) | ks::batch_norm_training(b, b, 0.1))),
+              sizeof(float) * 200 * 300 / 2);
+  }
+  // Logits of 16 bits do not fit their output: those of a panel are beside it.
+  c = {.m = 5000, .n = 300, .k = 1};
+  EXPECT_GE((scratch_bytes<TypeParam, float, half_t>(c, gelu)), sizeof(float) * 1024 * 300);
+  EXPECT_LE((scratch_bytes<TypeParam, float, half_t>(c, gelu)), sizeof(float) * 5000 * 300 + 4096);
+}
+
+// BLAS counts in int: longer strides are packed, more rows come in panels, and more of K or N is refused.
+TYPED_TEST(LinearCalls, ExtentsBeyondAnInt) {
+  using ks::impl::as_blas_matrix;
+  const std::int64_t large = std::int64_t(1) << 31;
+  const auto leading = [](std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
+                          std::int64_t column_stride) {
+    return as_blas_matrix(ks::impl::Matrix<const float>{nullptr, rows, columns, row_stride, column_stride})
+        .leading;
+  };
+  EXPECT_EQ(leading(3, 4, large - 1, 1), large - 1);
+  EXPECT_EQ(leading(3, 4, large, 1), 0);
+  EXPECT_EQ(leading(3, 4, 1, large), 0);
+  EXPECT_EQ(leading(1, 4, large, 1), 4);
+  {
+    using Head = ks::impl::PlainHead<ks::impl::BoundIdentity>;
+    using Problem = ks::impl::LinearProblem<float, float, float, Head>;
+    const std::int64_t m = 3 * large;
+    const Problem problem{{nullptr, m, 4, 4, 1},        {nullptr, 5, 4, 4, 1}, {nullptr, m, 5, 5, 1},
+                          ks::impl::Operation::softmax, ks::Precision::ieee,   {}};
+    const ks::impl::GemmPlan<TypeParam, ks::impl::KokkosBlasGemm, Problem> plan(problem);
+    EXPECT_GT(plan.panel_rows, 0);
+    EXPECT_LT(plan.panel_rows, large);
+  }
+  // All of K is one element.
+  using Memory = typename TypeParam::memory_space;
+  const Kokkos::View<float*, Memory> one("one", 1);
+  const Kokkos::View<const float**, Kokkos::LayoutStride, Memory> long_row(
+      one.data(), Kokkos::LayoutStride(1, 1, static_cast<std::size_t>(large), 0));
+  const typename TestFixture::Floats out("out", 1, 1);
+  const auto text =
+      expect_refused([&] { ks::linear_softmax(TypeParam(), long_row, long_row, out); }, {"K", "int"});
+  for (const auto& name : ks::linear_implementations<TypeParam>())
+    EXPECT_NE(text.find(name), std::string::npos) << text;
+}
+
+// Rows that fill a kernel's vectors, with operands that can be read in vectors and with some that cannot.
+TYPED_TEST(LinearCalls, OperandsInVectors) {
+  const TypeParam exec;
+  for (const std::int64_t n : {128, 1024, 2048, 5120}) {
+    const LinearCase c{.m = 3, .n = n, .k = 5};
+    for (const auto& [offset, stride] : {std::pair{0, 1}, std::pair{1, 1}, std::pair{0, 2}}) {
+      const auto values = [&, from = offset, step = stride](std::uint64_t seed) {
+        const Layout layout = reference::ordered({n}, {0}, step, 0, from);
+        const auto content = random_values(Scalar::float32, n, 0.5, 1, seed);
+        return std::pair(content, Buffer<TypeParam>(Scalar::float32, layout, &content));
+      };
+      const auto shift = values(3), center = values(4), spread = values(5), gamma = values(6),
+                 beta = values(7);
+      const auto view = [](const auto& operand) { return operand.second.template view<const float, 1>(); };
+      const reference::Accumulator acc(Scalar::float32, Scalar::float32);
+      check_head<float, float, float>(
+          exec, c, all_rows(c.m),
+          [&] {
+            return ks::bias(view(shift)) |
+                   ks::batch_norm(view(center), view(spread), view(gamma), view(beta), 1e-5) |
+                   ks::gelu_tanh();
+          },
+          [&](const Logits&) {
+            return Chain{
+                reference::bias(acc, [&](Position p) { return shift.first[p.column]; }),
+                reference::batch_norm(acc, center.first, spread.first, gamma.first, beta.first, 1e-5),
+                reference::gelu_tanh(acc)};
+          });
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+// W as it is kept for the other product is a view of it, not a copy.
+TYPED_TEST(LinearCalls, TransposedWeights) {
+  using Memory = typename TypeParam::memory_space;
+  const TypeParam exec;
+  const std::int64_t m = 4, n = 6, k = 5;
+  const Kokkos::View<float**, Kokkos::LayoutRight, Memory> in("in", m, k), kept("kept", k, n),
+      out("out", m, n);
+  const auto x_host = Kokkos::create_mirror_view(in);
+  const auto w_host = Kokkos::create_mirror_view(kept);
+  for (int i = 0; i < k; ++i) {
+    for (int r = 0; r < m; ++r) x_host(r, i) = static_cast<float>((r * 3 + i * 5) % 7 - 3);
+    for (int c = 0; c < n; ++c) w_host(i, c) = static_cast<float>((c * 2 + i * 3) % 5 - 2);
+  }
+  Kokkos::deep_copy(in, x_host);
+  Kokkos::deep_copy(kept, w_host);
+  const Kokkos::View<const float**, Kokkos::LayoutLeft, Memory, Kokkos::MemoryTraits<Kokkos::Unmanaged>>
+      weights(kept.data(), n, k);
+  ks::linear_log_softmax(exec, in, weights, out);
+  exec.fence();
+  const auto got = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), out);
+  for (int r = 0; r < m; ++r) {
+    double sum = 0;
+    std::vector<double> logit(n, 0.0);
+    for (int c = 0; c < n; ++c) {
+      for (int i = 0; i < k; ++i) logit[c] += x_host(r, i) * w_host(i, c);
+      sum += std::exp(logit[c]);
+    }
+    for (int c = 0; c < n; ++c) EXPECT_NEAR(got(r, c), logit[c] - std::log(sum), 1e-5);
   }
 }
 

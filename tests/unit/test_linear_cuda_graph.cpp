@@ -112,7 +112,9 @@ TEST(LinearCudaGraph, WarmByACall) {
 TEST(LinearCudaGraph, AColdCallNamesReserve) {
   const Stream stream;
   const Exec exec(stream);
-  LinearOperands<float, float, float, Exec> o({.m = 65, .n = 1000, .k = 257});
+  // More logits beside Y than any other test here: an instance may have the number, and with it the scratch,
+  // of one that is gone.
+  LinearOperands<half_t, half_t, half_t, Exec> o({.m = 1024, .n = 9000, .k = 8});
   std::string text;
   {
     const Graph graph(stream, [&] { ks::linear_softmax(exec, o.x_view(), o.w_view(), o.y_view()); });
@@ -120,6 +122,23 @@ TEST(LinearCudaGraph, AColdCallNamesReserve) {
   }
   EXPECT_NE(text.find("reserve"), std::string::npos) << text;
   (void)cudaGetLastError();
+}
+
+// TF32 is asked for, and IEEE is what is done otherwise.
+TEST(LinearCudaGraph, Tf32IsAnotherProduct) {
+  const Exec exec;
+  LinearOperands<float, float, float, Exec> o({.m = 64, .n = 256, .k = 512});
+  const auto bytes = [&](ks::Precision precision) {
+    o.y.upload();
+    ks::linear_log_softmax(exec, o.x_view(), o.w_view(), o.y_view(), precision);
+    exec.fence();
+    o.y.download();
+    return std::vector<unsigned char>(o.y.host(), o.y.host() + 64 * 256 * sizeof(float));
+  };
+  const auto ieee = bytes(ks::Precision::ieee);
+  EXPECT_NE(ieee, bytes(ks::Precision::tf32));
+  EXPECT_EQ(ieee, bytes(ks::Precision::ieee));
+  o.check(Operation::log_softmax, all_rows(64), nothing);
 }
 
 TEST(LinearCudaGraph, BlasLinearRefusesACapture) {

@@ -3,10 +3,12 @@
 
 /// \file
 /// PTX instructions, each under its own name. The manual: "Parallel Thread Execution ISA", the section in
-/// each comment.
+/// each comment. What needs compute capability 9.0 traps below it; hosts refuse such kernels there.
 
 #ifndef KOKKOSSOFTMAX_PTX_HPP
 #define KOKKOSSOFTMAX_PTX_HPP
+
+#include <cstdint>
 
 namespace KokkosSoftmax::impl {
 
@@ -15,6 +17,151 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+/// max.NaN.f32 ("Floating Point Instructions: max"): NaN where one of the two is NaN.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+/// fma.rn.ftz.sat.f32 ("Floating Point Instructions: fma"): a * b + c clamped to [0, 1], 0 for NaN.
+__device__ __forceinline__ float fma_rn_ftz_sat(float a, float b, float c) {
+  float d;
+  asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
+/// The address that instructions on .shared operands take ("State Spaces: Shared State Space").
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// Sixteen bytes that are read and written at once.
+struct alignas(16) Word16 {
+  std::uint64_t low, high;
+};
+
+/// st.relaxed.gpu.global.b128 ("Data Movement and Conversion Instructions: st"; a scalar of 128 bits is
+/// single-copy atomic, see "Memory Consistency Model: Scalar Data-types").
+__device__ __forceinline__ void st_relaxed_gpu_b128(Word16* to, const Word16& word) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{ .reg .b128 word; mov.b128 word, {%1, %2}; st.relaxed.gpu.global.b128 [%0], word; }" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "l"(word.low), "l"(word.high)
+               : "memory");
+#else
+  __trap();
+#endif
+}
+
+/// ld.relaxed.gpu.global.b128 (ibidem: ld).
+__device__ __forceinline__ Word16 ld_relaxed_gpu_b128(const Word16* from) {
+  Word16 word{};
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{ .reg .b128 word; ld.relaxed.gpu.global.b128 word, [%2]; mov.b128 {%0, %1}, word; }"
+               : "=l"(word.low), "=l"(word.high)
+               : "l"(__cvta_generic_to_global(from))
+               : "memory");
+#else
+  __trap();
+#endif
+  return word;
+}
+
+/// An mbarrier object in shared memory ("Parallel Synchronization and Communication Instructions: mbarrier").
+using Mbarrier = std::uint64_t;
+
+/// mbarrier.init; made visible to the copy engine by fence_mbarrier_init.
+__device__ __forceinline__ void mbarrier_init(Mbarrier* barrier, std::uint32_t arrivals) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+#else
+  __trap();
+#endif
+}
+
+/// fence.mbarrier_init ("membar, fence").
+__device__ __forceinline__ void fence_mbarrier_init() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+/// mbarrier.arrive: releases what the thread wrote before.
+__device__ __forceinline__ void mbarrier_arrive(Mbarrier* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+#else
+  __trap();
+#endif
+}
+
+/// mbarrier.arrive.expect_tx: arrives, and the phase also waits for `bytes` more of bulk copies.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier* barrier, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+#else
+  __trap();
+#endif
+}
+
+/// mbarrier.try_wait.parity until the phase of that parity has completed: acquires what was released there.
+__device__ __forceinline__ void mbarrier_wait_parity(Mbarrier* barrier, std::uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  std::uint32_t done;
+  do {
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (!done);
+#else
+  __trap();
+#endif
+}
+
+/// mbarrier.test_wait.parity: whether the phase of that parity has completed; then acquires likewise.
+__device__ __forceinline__ bool mbarrier_test_wait_parity(Mbarrier* barrier, std::uint32_t parity) {
+  std::uint32_t done = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+#else
+  __trap();
+#endif
+  return done != 0;
+}
+
+/// cp.async.bulk from global to shared memory ("Data Movement and Conversion Instructions: cp.async.bulk"):
+/// both addresses and the size are multiples of 16; reports its bytes to the barrier.
+__device__ __forceinline__ void cp_async_bulk(void* to, const void* from, std::uint32_t bytes,
+                                              Mbarrier* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+#else
+  __trap();
+#endif
+}
+
+/// fence.proxy.async ("membar, fence: proxy"): ordinary accesses to shared memory before it come before bulk
+/// copies after it.
+__device__ __forceinline__ void fence_proxy_async_shared() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 
 /// griddepcontrol.wait ("Parallel Synchronization and Communication Instructions: griddepcontrol"): until the

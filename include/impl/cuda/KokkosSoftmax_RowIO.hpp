@@ -10,13 +10,7 @@
 #define KOKKOSSOFTMAX_ROWIO_HPP
 
 #include <KokkosSoftmax_Transforms.hpp>
-#include <impl/cuda/KokkosSoftmax_CudaRuntime.hpp>
-#include <impl/cuda/KokkosSoftmax_Ptx.hpp>
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <string>
+#include <impl/cuda/KokkosSoftmax_RowMath.hpp>
 
 namespace KokkosSoftmax::impl {
 
@@ -31,10 +25,13 @@ struct RowThreads {
   __device__ int lane() const { return index % group; }
 };
 
-template <class In, class Out, int vectors_>
+/// `packed_`: a row of 16 bits without a transform stays as it is until it is used, in half the registers, so
+/// that more rows are under way.
+template <class In, class Out, int vectors_, bool packed_>
 struct RowRegisters {
   using Acc = accumulator_t<In, Out>;
   static constexpr int vectors = vectors_;
+  static constexpr bool packed = packed_;
   static constexpr int width = 16 / sizeof(In);  ///< elements of a vector
   static constexpr int staging_bytes_a_lane = width * (sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out));
   static constexpr int store_bytes = width * sizeof(Out) < 16 ? width * sizeof(Out) : 16;
@@ -50,17 +47,38 @@ struct RowRegisters {
     OutPart part[stores];
   };
 
-  Acc value[vectors * width];
+  static constexpr int count = vectors * width;
+  std::conditional_t<packed, unsigned, Acc> held[packed ? count / 2 : count];
+
+  __device__ Acc value(int i) const {
+    if constexpr (packed) {
+      return i % 2 ? PackedPair<In>::high(held[i / 2]) : PackedPair<In>::low(held[i / 2]);
+    } else {
+      return held[i];
+    }
+  }
 
   /// A thread's part of a row as it lies in memory.
   struct Raw {
     InVector vector[vectors];
   };
 
-  /// Reads a row that is aligned to 16 bytes; past its end 0.
+  /// Whether every thread has whole vectors: the loops without a look at the end of the row.
+  template <int group>
+  __device__ static bool is_full(index_type columns, const RowThreads<group>& threads) {
+    return columns == threads.count * (vectors * width);
+  }
+
+  /// Reads a row that is aligned to 16 bytes; past its end -inf.
   template <int group>
   __device__ static void fetch_aligned(const In* x, index_type columns, const RowThreads<group>& threads,
                                        Raw& raw) {
+    if (is_full(columns, threads)) {
+      const InVector* from = reinterpret_cast<const InVector*>(x) + threads.index;
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) raw.vector[k] = load_streaming(from + k * threads.count);
+      return;
+    }
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       const int first = (k * threads.count + threads.index) * width;
@@ -69,7 +87,7 @@ struct RowRegisters {
       } else {
 #pragma unroll
         for (int i = 0; i < width; ++i)
-          raw.vector[k].e[i] = first + i < columns ? x[first + i] : store_as<In>(Acc(0));
+          raw.vector[k].e[i] = first + i < columns ? x[first + i] : store_as<In>(-infinity_v<Acc>);
       }
     }
   }
@@ -89,7 +107,8 @@ struct RowRegisters {
         const int first = (k * threads.count + threads.index - lane) * width + lane;
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          raw.vector[k].e[i] = first + i * group < columns ? x[first + i * group] : store_as<In>(Acc(0));
+          raw.vector[k].e[i] =
+              first + i * group < columns ? x[first + i * group] : store_as<In>(-infinity_v<Acc>);
         }
       }
       In* staging = reinterpret_cast<In*>(threads.staging);
@@ -109,38 +128,35 @@ struct RowRegisters {
   template <int group, class TransformRow>
   __device__ void take(const Raw& raw, index_type columns, const RowThreads<group>& threads,
                        const TransformRow& transform) {
-#pragma unroll
-    for (int k = 0; k < vectors; ++k) {
-      const int first = (k * threads.count + threads.index) * width;
-      Acc* v = value + k * width;
-      if (first + width <= columns) {
-        Acc part[width];
-#pragma unroll
-        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw.vector[k].e[i]);
-        transform_neighbours<width>(transform, part, first);
-#pragma unroll
-        for (int i = 0; i < width; ++i) v[i] = part[i];
-      } else {
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          v[i] = first + i < columns
-                     ? transformed<Acc>(transform, load_as<Acc>(raw.vector[k].e[i]), first + i)
-                     : -infinity_v<Acc>;
-        }
-      }
+    if constexpr (packed) {
+      memcpy(held, &raw, sizeof(held));
+    } else {
+      take_values(raw, columns, threads, transform);
     }
   }
 
-  /// Writes the values, rounded, to the row.
-  template <int group>
-  __device__ void store(Out* y, index_type columns, const RowThreads<group>& threads) const {
+  /// Writes output(value), rounded, to the row.
+  template <int group, class Output>
+  __device__ void store(Out* y, index_type columns, const RowThreads<group>& threads,
+                        const Output& output) const {
     const bool aligned = __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(y) % store_bytes == 0);
+    if (aligned && is_full(columns, threads)) {
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        OutVector out;
+        round_outputs(k, output, out);
+        OutPart* to = reinterpret_cast<OutPart*>(y + (k * threads.count + threads.index) * width);
+#pragma unroll
+        for (int p = 0; p < stores; ++p) store_streaming(to + p, out.part[p]);
+      }
+      return;
+    }
     const int lane = threads.lane();
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       const int first = (k * threads.count + threads.index) * width;
       OutVector out;
-      convert(value + k * width, out);
+      round_outputs(k, output, out);
       if (aligned) {
         if (first + width <= columns) {
 #pragma unroll
@@ -169,17 +185,48 @@ struct RowRegisters {
   }
 
  private:
+  template <int group, class TransformRow>
+  __device__ void take_values(const Raw& raw, index_type columns, const RowThreads<group>& threads,
+                              const TransformRow& transform) {
+    if (is_full(columns, threads) && stage_takes_neighbours(transform)) {
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        Acc part[width];
+#pragma unroll
+        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw.vector[k].e[i]);
+        transform_neighbours<width>(transform, part, (k * threads.count + threads.index) * width);
+#pragma unroll
+        for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
+      }
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      const int first = (k * threads.count + threads.index) * width;
+      Acc* v = held + k * width;
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        v[i] = first + i < columns ? transformed<Acc>(transform, load_as<Acc>(raw.vector[k].e[i]), first + i)
+                                   : -infinity_v<Acc>;
+      }
+    }
+  }
+
+  template <class Output>
+  __device__ void round_outputs(int k, const Output& output, OutVector& out) const {
+    Acc v[width];
+#pragma unroll
+    for (int i = 0; i < width; ++i) v[i] = output(value(k * width + i));
+    convert(v, out);
+  }
+
   /// Rounds a vector; 16-bit scalars in pairs, one instruction each.
   __device__ static void convert(const Acc* v, OutVector& out) {
     if constexpr (is_16_bit_v<Out> && std::is_same_v<Acc, float>) {
       unsigned words[width / 2];
 #pragma unroll
       for (int i = 0; i < width; i += 2) {
-        if constexpr (std::is_same_v<Out, bhalf_t>) {
-          words[i / 2] = bits_as<unsigned>(__floats2bfloat162_rn(v[i], v[i + 1]));
-        } else {
-          words[i / 2] = bits_as<unsigned>(__floats2half2_rn(v[i], v[i + 1]));
-        }
+        words[i / 2] = rounded_pair<Out>(v[i], v[i + 1]);
       }
       memcpy(&out, words, sizeof(out));
     } else {
@@ -204,57 +251,6 @@ struct RowRegisters {
     }
   }
 };
-
-/// exp of a difference to the maximum, as exact as the output can show: 16 bits need no correction of the
-/// product with log2(e).
-template <class Out, class Acc>
-__device__ Acc exp_for_output(Acc difference) {
-  if constexpr (is_16_bit_v<Out>) {
-    return ex2_approx_ftz(difference * 1.4426950408889634f);
-  } else {
-    return exp_of_difference(difference);
-  }
-}
-
-/// A sum across threads that keeps what rounding would take: double for float, a compensated pair for double.
-template <class Acc>
-struct ExactSum;
-
-template <>
-struct ExactSum<float> {
-  double sum;
-  __device__ static ExactSum of(float term) { return {term}; }
-  __device__ void join(const ExactSum& other) { sum += other.sum; }
-  __device__ ExactSum from_lane_xor(int mask) const { return {__shfl_xor_sync(0xffffffffu, sum, mask)}; }
-  __device__ float rounded() const { return static_cast<float>(sum); }
-};
-
-template <>
-struct ExactSum<double> {
-  double sum, low;
-  __device__ static ExactSum of(double term) { return {term, 0}; }
-  __device__ void join(const ExactSum& other) {
-    const double total = sum + other.sum;
-    const double part = total - sum;
-    low += other.low + ((sum - (total - part)) + (other.sum - part));
-    sum = total;
-  }
-  __device__ ExactSum from_lane_xor(int mask) const {
-    return {__shfl_xor_sync(0xffffffffu, sum, mask), __shfl_xor_sync(0xffffffffu, low, mask)};
-  }
-  __device__ double rounded() const { return low == low ? sum + low : sum; }
-};
-
-/// A kernel launch that Kokkos Tools see under the library's label.
-template <class Launch>
-void launch_labelled(const Kokkos::Cuda& exec, const std::string& label, const Launch& launch) {
-  std::uint64_t id = 0;
-  const bool watched = Kokkos::Tools::profileLibraryLoaded();
-  if (watched) Kokkos::Tools::beginParallelFor(label, Kokkos::Tools::Experimental::device_id(exec), &id);
-  launch();
-  check_cuda(cudaPeekAtLastError(), label.c_str());
-  if (watched) Kokkos::Tools::endParallelFor(id);
-}
 
 }  // namespace KokkosSoftmax::impl
 

@@ -43,10 +43,17 @@ struct ColumnsProblem {
   index_type rows, columns, row_stride, column_stride;
   Transform transform;
 
+  KOKKOS_FORCEINLINE_FUNCTION bool transform_of_all_rows_is_one() const { return rows_are_alike(transform); }
+  KOKKOS_FORCEINLINE_FUNCTION const In& element(index_type r, index_type column) const {
+    return x[r * row_stride + column * column_stride];
+  }
+  KOKKOS_FORCEINLINE_FUNCTION static double transformed_element(const typename Transform::Row& row,
+                                                                const In& element, index_type column) {
+    return static_cast<double>(transformed<Acc>(row, load_as<Acc>(element), column));
+  }
   KOKKOS_FORCEINLINE_FUNCTION double value(const typename Transform::Row& row, index_type r,
                                            index_type column) const {
-    return static_cast<double>(
-        transformed<Acc>(row, load_as<Acc>(x[r * row_stride + column * column_stride]), column));
+    return transformed_element(row, element(r, column), column);
   }
 };
 
@@ -95,13 +102,27 @@ struct ReduceColumns {
         const auto row = problem.transform.at_row(r);
         for (int c = 0; c < width; ++c) shift[c] = problem.value(row, r, first + c) - base[c];
       }
-      for (index_type i = r; i < stop; ++i) {
-        const auto row = problem.transform.at_row(i);
-        for (int c = 0; c < width; ++c) {
-          const double difference = (problem.value(row, i, first + c) - base[c]) - shift[c];
-          sum[c] += difference;
-          squares[c] += difference * difference;
+      const auto add = [&](int c, double value) {
+        const double difference = (value - base[c]) - shift[c];
+        sum[c] += difference;
+        squares[c] += difference * difference;
+      };
+      index_type i = r;
+      if constexpr (block == 1) {
+        // All loads of a batch are under way before the first use.
+        constexpr int batch = 16;
+        if (problem.transform_of_all_rows_is_one()) {
+          const auto row = problem.transform.at_row(0);
+          for (; i + batch <= stop; i += batch) {
+            typename Problem::In raw[batch];
+            for (int k = 0; k < batch; ++k) raw[k] = problem.element(i + k, first);
+            for (int k = 0; k < batch; ++k) add(0, problem.transformed_element(row, raw[k], first));
+          }
         }
+      }
+      for (; i < stop; ++i) {
+        const auto row = problem.transform.at_row(i);
+        for (int c = 0; c < width; ++c) add(c, problem.value(row, i, first + c));
       }
       const double count = static_cast<double>(stop - r);
       for (int c = 0; c < width; ++c) {
@@ -133,11 +154,18 @@ struct JoinColumns {
   Sink sink;
 
   KOKKOS_FUNCTION void operator()(index_type column) const {
-    Moments total = partials[column];
-    for (index_type begin = chunk_rows; begin < problem.rows; begin += chunk_rows) {
-      const index_type count = Kokkos::min(chunk_rows, problem.rows - begin);
-      total.join(static_cast<double>(begin), partials[begin / chunk_rows * problem.columns + column],
-                 static_cast<double>(count));
+    const index_type chunks = ceil_div(problem.rows, chunk_rows);
+    const double last = static_cast<double>(problem.rows - (chunks - 1) * chunk_rows);
+    const auto count = [&](index_type chunk) {
+      return chunk + 1 < chunks ? static_cast<double>(chunk_rows) : last;
+    };
+    double sum = 0;
+    for (index_type c = 0; c < chunks; ++c) sum += count(c) * partials[c * problem.columns + column].mean;
+    Moments total{sum / static_cast<double>(problem.rows), 0};
+    for (index_type c = 0; c < chunks; ++c) {
+      const Moments part = partials[c * problem.columns + column];
+      const double difference = part.mean - total.mean;
+      total.squares += part.squares + count(c) * (difference * difference);
     }
     const double base = problem.value(problem.transform.at_row(0), 0, column);
     const double value = base + total.mean;

@@ -8,8 +8,8 @@
 #ifndef KOKKOSSOFTMAX_GEMMTHENROWS_HPP
 #define KOKKOSSOFTMAX_GEMMTHENROWS_HPP
 
-#include <impl/KokkosSoftmax_HeadRowsCandidates.hpp>
 #include <impl/KokkosSoftmax_LinearProblem.hpp>
+#include <impl/KokkosSoftmax_SoftmaxCandidates.hpp>
 #include <impl/portable/KokkosSoftmax_ColumnStatistics.hpp>
 
 #include <climits>
@@ -593,8 +593,8 @@ struct GemmThenRows {
         axis_is_strided(shape, x_block),
         RowGeometry::of(shape, x_block, y_block),
         shifted};
-    HeadRowsCandidates::choose(p.softmax_step(), exec, problem,
-                               [&](auto implementation) { use(implementation, problem); });
+    SoftmaxCandidates::choose(p.softmax_step(), exec, problem,
+                              [&](auto implementation) { use(implementation, problem); });
   }
 };
 

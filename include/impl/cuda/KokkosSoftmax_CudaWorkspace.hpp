@@ -1,0 +1,227 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// What the blocks of a grid tell each other through L2: tickets, and partial results in words that carry
+/// the epoch of their launch, so that nothing is cleared between launches and no fence is needed.
+
+#ifndef KOKKOSSOFTMAX_CUDAWORKSPACE_HPP
+#define KOKKOSSOFTMAX_CUDAWORKSPACE_HPP
+
+#include <impl/KokkosSoftmax_Scratch.hpp>
+#include <impl/cuda/KokkosSoftmax_Ptx.hpp>
+#include <impl/cuda/KokkosSoftmax_RowMath.hpp>
+
+#include <cooperative_groups.h>
+
+namespace KokkosSoftmax::impl {
+
+/// The (max, sum) of a part of a row.
+template <class Acc>
+struct PartialSoftmax {
+  Acc max;
+  ExactSum<Acc> sum;
+
+  /// Of no element. (No member initializers: these are in shared memory too.)
+  __device__ static PartialSoftmax none() { return {-largest_v<Acc>, ExactSum<Acc>::of(Acc(0))}; }
+
+  /// The same bits whichever of the two comes first.
+  __device__ void join(const PartialSoftmax& other) {
+    const bool raises = other.max > max;
+    PartialSoftmax small = raises ? *this : other;
+    if (raises) *this = other;
+    small.sum.scale(exp_of_difference(small.max - max));
+    sum.join(small.sum);
+  }
+  __device__ PartialSoftmax from_lane_xor(int mask) const {
+    return {__shfl_xor_sync(0xffffffffu, max, mask), sum.from_lane_xor(mask)};
+  }
+};
+
+/// A partial result in memory. The epoch is in each word of 16 bytes, and such a word arrives as a whole.
+template <class Acc>
+struct PartialWords;
+
+template <>
+struct PartialWords<float> {
+  Word16 word;
+
+  __device__ static void publish(PartialWords* to, const PartialSoftmax<float>& p, std::uint32_t epoch) {
+    st_relaxed_gpu_b128(&to->word, {bits_as<std::uint64_t>(p.sum.sum),
+                                    static_cast<std::uint64_t>(epoch) << 32 | bits_as<std::uint32_t>(p.max)});
+  }
+  __device__ static PartialWords load(const PartialWords* from) { return {ld_relaxed_gpu_b128(&from->word)}; }
+  __device__ bool is_of(std::uint32_t epoch) const { return word.high >> 32 == epoch; }
+  __device__ PartialSoftmax<float> value() const {
+    return {bits_as<float>(static_cast<std::uint32_t>(word.high)), {bits_as<double>(word.low)}};
+  }
+};
+
+template <>
+struct PartialWords<double> {
+  Word16 word, rest;
+
+  __device__ static void publish(PartialWords* to, const PartialSoftmax<double>& p, std::uint32_t epoch) {
+    const std::uint64_t tag = static_cast<std::uint64_t>(epoch) << 32;
+    st_relaxed_gpu_b128(&to->word, {bits_as<std::uint64_t>(p.sum.sum),
+                                    tag | bits_as<std::uint32_t>(static_cast<float>(p.sum.low))});
+    st_relaxed_gpu_b128(&to->rest, {bits_as<std::uint64_t>(p.max), tag});
+  }
+  __device__ static PartialWords load(const PartialWords* from) {
+    return {ld_relaxed_gpu_b128(&from->word), ld_relaxed_gpu_b128(&from->rest)};
+  }
+  __device__ bool is_of(std::uint32_t epoch) const {
+    return word.high >> 32 == epoch && rest.high >> 32 == epoch;
+  }
+  __device__ PartialSoftmax<double> value() const {
+    return {bits_as<double>(rest.low),
+            {bits_as<double>(word.low), bits_as<float>(static_cast<std::uint32_t>(word.high))}};
+  }
+};
+
+/// At the head of the memory; the words follow. An instance's launches use it one after the other. Zero when
+/// new.
+struct CudaWorkspaceHeader {
+  unsigned long long next_ticket;
+  unsigned long long epoch_and_arrivals;  ///< launches completed, blocks of the one under way
+  unsigned long long unused[2];
+};
+
+struct CudaWorkspacePurpose {
+  static constexpr bool starts_zeroed = true;
+};
+
+struct CudaWorkspace {
+  CudaWorkspaceHeader* header;
+  void* words;
+  std::size_t word_bytes;
+
+  template <class Acc>
+  __device__ PartialWords<Acc>* partials() const {
+    return static_cast<PartialWords<Acc>*>(words);
+  }
+
+  template <class Acc>
+  static CudaWorkspace get(const Kokkos::Cuda& exec, index_type partials) {
+    const auto span = Pool::get_span(exec, bytes_for<Acc>(partials));
+    auto* header = static_cast<CudaWorkspaceHeader*>(span.memory);
+    return {header, header + 1, span.bytes - sizeof(CudaWorkspaceHeader)};
+  }
+  template <class Acc>
+  static void reserve(const Kokkos::Cuda& exec, index_type partials) {
+    Pool::reserve(exec, bytes_for<Acc>(partials));
+  }
+
+  /// The tag of a launch's words from the number of launches before it: never 0, which new memory holds.
+  static constexpr std::uint32_t largest_epoch = 0xfffffffeu;
+  __device__ static std::uint32_t tag_of(std::uint32_t epoch) { return epoch + 1; }
+  __device__ static std::uint32_t epoch_after(std::uint32_t epoch) {
+    return epoch == largest_epoch ? 0 : epoch + 1;
+  }
+
+  /// In the first launch, and again after 2^32, no word may hold a tag of the epochs that begin: all blocks
+  /// clear them together. The kernel is launched cooperatively.
+  __device__ void clear_before_first_epoch(std::uint32_t epoch) const {
+    if (epoch != 0) return;
+    auto* all = static_cast<uint4*>(words);
+    const std::size_t count = word_bytes / sizeof(uint4);
+    for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+         i += static_cast<std::size_t>(gridDim.x) * blockDim.x) {
+      all[i] = uint4{0, 0, 0, 0};
+    }
+    cooperative_groups::this_grid().sync();
+  }
+
+ private:
+  using Pool = ScratchPool<Kokkos::Cuda::memory_space, CudaWorkspacePurpose>;
+
+  template <class Acc>
+  static std::size_t bytes_for(index_type partials) {
+    // A quarter of a megabyte at least, so that short calls of different shapes do not make it grow.
+    return std::max<std::size_t>(
+        sizeof(CudaWorkspaceHeader) + static_cast<std::size_t>(partials) * sizeof(PartialWords<Acc>),
+        256 * 1024);
+  }
+};
+
+/// Launches a grid whose blocks wait for each other: all of them resident or none.
+template <class... Parameters, class... Arguments>
+void launch_cooperatively(const Kokkos::Cuda& exec, void (*kernel)(Parameters...), int blocks, int threads,
+                          std::size_t shared_bytes, const Arguments&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = exec.cuda_stream();
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "cudaLaunchKernelEx");
+}
+
+/// What a cooperative launch of a kernel has to know of the device: asked for once.
+struct CooperativeLimits {
+  int multiprocessors = 0;
+  int shared_bytes = 0;             ///< of a block, at most
+  int blocks_a_multiprocessor = 0;  ///< that can be resident
+  const char* refusal = nullptr;
+
+  /// `kernel` with as much shared memory as the device gives a block where `all_shared`, else none.
+  template <class Kernel>
+  static CooperativeLimits ask(Kernel kernel, int device, int threads, bool all_shared) {
+    CooperativeLimits limits;
+    int major = 0, cooperative = 0, static_bytes = 0;
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+               "cudaDeviceGetAttribute");
+    check_cuda(cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device),
+               "cudaDeviceGetAttribute");
+    if (major < 9) {
+      limits.refusal = "the device has a compute capability below 9.0";
+      return limits;
+    }
+    if (!cooperative) {
+      limits.refusal = "the device launches no kernels cooperatively";
+      return limits;
+    }
+    cudaFuncAttributes attributes{};
+    check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+    if (attributes.ptxVersion < 90) {
+      limits.refusal = "compiled for a compute capability below 9.0";
+      return limits;
+    }
+    check_cuda(cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, device),
+               "cudaDeviceGetAttribute");
+    if (all_shared) {
+      check_cuda(
+          cudaDeviceGetAttribute(&limits.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          "cudaDeviceGetAttribute");
+      static_bytes = static_cast<int>(attributes.sharedSizeBytes);
+      limits.shared_bytes -= static_bytes;
+      check_cuda(
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limits.shared_bytes),
+          "cudaFuncSetAttribute");
+    }
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&limits.blocks_a_multiprocessor, kernel, threads,
+                                                             static_cast<std::size_t>(limits.shared_bytes)),
+               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    if (limits.blocks_a_multiprocessor == 0) limits.refusal = "a block needs more than a multiprocessor has";
+    return limits;
+  }
+};
+
+/// CooperativeLimits::ask, once for each kernel and device.
+template <auto kernel, int threads, bool all_shared>
+const CooperativeLimits& cooperative_limits(int device) {
+  static std::mutex mutex;
+  static std::map<int, CooperativeLimits> of_device;
+  const std::lock_guard lock(mutex);
+  const auto found = of_device.find(device);
+  if (found != of_device.end()) return found->second;
+  return of_device.emplace(device, CooperativeLimits::ask(kernel, device, threads, all_shared)).first->second;
+}
+
+}  // namespace KokkosSoftmax::impl
+
+#endif

@@ -1,0 +1,159 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The arithmetic that the CUDA kernels share, and how they are launched.
+
+#ifndef KOKKOSSOFTMAX_ROWMATH_HPP
+#define KOKKOSSOFTMAX_ROWMATH_HPP
+
+#include <impl/KokkosSoftmax_Online.hpp>
+#include <impl/cuda/KokkosSoftmax_CudaRuntime.hpp>
+#include <impl/cuda/KokkosSoftmax_Ptx.hpp>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <string>
+
+namespace KokkosSoftmax::impl {
+
+/// exp of a difference to the maximum, as exact as the output can show: 16 bits need no correction of the
+/// product with log2(e).
+template <class Out, class Acc>
+__device__ Acc exp_for_output(Acc difference) {
+  if constexpr (is_16_bit_v<Out>) {
+    return ex2_approx_ftz(difference * 1.4426950408889634f);
+  } else {
+    return exp_of_difference(difference);
+  }
+}
+
+/// exp(value - max) for many values and one maximum. For a float in three instructions, where a difference
+/// and exp() take nine: 2^(value L - max L), L = log2(e), the product with the value unrounded in the fma,
+/// that of the maximum rounded, which is made up for by `correction`, one factor for all. From 2^18 up max L
+/// would lose too much, and the difference is formed first: there values that are not negligible beside the
+/// maximum have an exact one. -inf gives 0, NaN and +inf anything: who calls it knows of these from the
+/// maximum.
+template <class Acc>
+struct ExponentialBelow;
+
+template <>
+struct ExponentialBelow<float> {
+  static constexpr float log2e = 1.4426950408889634f;
+  float subtracted, offset, correction;
+
+  __device__ explicit ExponentialBelow(float max) {
+    const bool direct = fabsf(max) < 0x1p18f;
+    subtracted = direct ? 0.0f : max;
+    offset = direct ? max * log2e : 0.0f;
+    correction = direct ? ex2_approx_ftz(-fmaf(max, log2e, -offset)) : 1.0f;
+  }
+  /// To be multiplied by the correction.
+  __device__ float uncorrected(float value) const {
+    return ex2_approx_ftz(fmaf(value - subtracted, log2e, -offset));
+  }
+};
+
+template <>
+struct ExponentialBelow<double> {
+  double max;
+  static constexpr double correction = 1;
+  __device__ explicit ExponentialBelow(double max_) : max(max_) {}
+  __device__ double uncorrected(double value) const { return exp(value - max); }
+};
+
+/// The maximum of two, NaN where one of them is.
+__device__ inline float maximum_or_nan(float a, float b) {
+  return max_nan(a, b);
+}
+__device__ inline double maximum_or_nan(double a, double b) {
+  return a > b || a != a ? a : b;
+}
+
+/// Two values as neighbours of 16 bits, by one instruction.
+template <class Out>
+__device__ unsigned rounded_pair(float first, float second) {
+  if constexpr (std::is_same_v<Out, bhalf_t>) {
+    return bits_as<unsigned>(__floats2bfloat162_rn(first, second));
+  } else {
+    return bits_as<unsigned>(__floats2half2_rn(first, second));
+  }
+}
+
+/// Two neighbours of 16 bits as they come from memory.
+template <class In>
+struct PackedPair {
+  static constexpr bool is_bfloat16 = std::is_same_v<In, bhalf_t>;
+  static constexpr unsigned minus_infinities = is_bfloat16 ? 0xff80ff80u : 0xfc00fc00u;
+
+  __device__ static float low(unsigned pair) {
+    if constexpr (is_bfloat16) return bits_as<float>(pair << 16);
+    return __low2float(bits_as<__half2>(pair));
+  }
+  __device__ static float high(unsigned pair) {
+    if constexpr (is_bfloat16) return bits_as<float>(pair & 0xffff0000u);
+    return __high2float(bits_as<__half2>(pair));
+  }
+  /// Of two pairs; passes over NaN.
+  __device__ static unsigned maximum(unsigned a, unsigned b) {
+    if constexpr (is_bfloat16)
+      return bits_as<unsigned>(__hmax2(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
+    return bits_as<unsigned>(__hmax2(bits_as<__half2>(a), bits_as<__half2>(b)));
+  }
+  __device__ static unsigned maximum_or_nan(unsigned a, unsigned b) {
+    if constexpr (is_bfloat16)
+      return bits_as<unsigned>(__hmax2_nan(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
+    return bits_as<unsigned>(__hmax2_nan(bits_as<__half2>(a), bits_as<__half2>(b)));
+  }
+};
+
+/// A sum across threads that keeps what rounding would take: double for float, a compensated pair for double.
+template <class Acc>
+struct ExactSum;
+
+template <>
+struct ExactSum<float> {
+  double sum;
+  __device__ static ExactSum of(float term) { return {term}; }
+  __device__ void join(const ExactSum& other) { sum += other.sum; }
+  __device__ void scale(float factor) { sum *= factor; }
+  __device__ ExactSum from_lane_xor(int mask) const { return {__shfl_xor_sync(0xffffffffu, sum, mask)}; }
+  __device__ float rounded() const { return static_cast<float>(sum); }
+};
+
+template <>
+struct ExactSum<double> {
+  double sum, low;
+  __device__ static ExactSum of(double term) { return {term, 0}; }
+  __device__ void join(const ExactSum& other) {
+    const double total = sum + other.sum;
+    const double part = total - sum;
+    low = (low + other.low) + ((sum - (total - part)) + (other.sum - part));
+    sum = total;
+  }
+  __device__ void scale(double factor) {
+    const double product = sum * factor;
+    low = low * factor + fma(sum, factor, -product);
+    sum = product;
+  }
+  __device__ ExactSum from_lane_xor(int mask) const {
+    return {__shfl_xor_sync(0xffffffffu, sum, mask), __shfl_xor_sync(0xffffffffu, low, mask)};
+  }
+  __device__ double rounded() const { return low == low ? sum + low : sum; }
+};
+
+/// A kernel launch that Kokkos Tools see under the library's label.
+template <class Launch>
+void launch_labelled(const Kokkos::Cuda& exec, const std::string& label, const Launch& launch) {
+  std::uint64_t id = 0;
+  const bool watched = Kokkos::Tools::profileLibraryLoaded();
+  if (watched) Kokkos::Tools::beginParallelFor(label, Kokkos::Tools::Experimental::device_id(exec), &id);
+  launch();
+  check_cuda(cudaPeekAtLastError(), label.c_str());
+  if (watched) Kokkos::Tools::endParallelFor(id);
+}
+
+}  // namespace KokkosSoftmax::impl
+
+#endif

@@ -1,0 +1,118 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The measurements behind include/impl/cuda/KokkosSoftmax_CudaTuning.hpp: grid_pipelined_rows with slices of
+// several sizes, rows held or read twice, as a fraction of cudaMemcpy of the same bytes in the same run; 1
+// GiB in and 1 GiB out.
+//
+//   kokkossoftmax_tune_sliced_rows
+#include <KokkosSoftmax.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+namespace {
+
+namespace ks = KokkosSoftmax;
+using ks::index_type;
+
+template <class T>
+struct Fill {
+  T* data;
+  KOKKOS_FUNCTION void operator()(index_type i) const {
+    unsigned z = static_cast<unsigned>(i) * 2654435761u;
+    z ^= z >> 16;
+    z *= 0x85ebca6bu;
+    z ^= z >> 13;
+    data[i] = T(static_cast<float>(z & 0xffffffu) * 0x1p-21f - 4.0f);
+  }
+};
+
+template <class Run>
+float median_ms(cudaStream_t stream, const Run& run) {
+  using ks::impl::check_cuda;
+  cudaEvent_t start{}, stop{};
+  check_cuda(cudaEventCreate(&start), "cudaEventCreate");
+  check_cuda(cudaEventCreate(&stop), "cudaEventCreate");
+  run();
+  run();
+  std::vector<float> times(9);
+  for (float& ms : times) {
+    check_cuda(cudaEventRecord(start, stream), "cudaEventRecord");
+    run();
+    check_cuda(cudaEventRecord(stop, stream), "cudaEventRecord");
+    check_cuda(cudaEventSynchronize(stop), "cudaEventSynchronize");
+    check_cuda(cudaEventElapsedTime(&ms, start, stop), "cudaEventElapsedTime");
+  }
+  check_cuda(cudaEventDestroy(start), "cudaEventDestroy");
+  check_cuda(cudaEventDestroy(stop), "cudaEventDestroy");
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+template <class T>
+void sweep() {
+  using ks::impl::Block, ks::impl::GridPipelinedRows, ks::impl::LogitShape, ks::impl::ReductionPlan,
+      ks::impl::RowGeometry;
+  using Problem = ks::impl::RowsProblem<T, T, ks::impl::BoundIdentity>;
+  const Kokkos::Cuda exec;
+  const index_type total = (index_type(1) << 30) / static_cast<index_type>(sizeof(T));
+  const Kokkos::View<T*, Kokkos::CudaSpace> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), total),
+      y(Kokkos::view_alloc("y", Kokkos::WithoutInitializing), total);
+  Kokkos::parallel_for("fill",
+                       Kokkos::RangePolicy<Kokkos::Cuda, Kokkos::IndexType<index_type>>(exec, 0, total),
+                       Fill<T>{x.data()});
+  const float copy = median_ms(exec.cuda_stream(), [&] {
+    ks::impl::check_cuda(
+        cudaMemcpyAsync(y.data(), x.data(), total * sizeof(T), cudaMemcpyDeviceToDevice, exec.cuda_stream()),
+        "cudaMemcpyAsync");
+  });
+  std::printf("%s, fraction of a copy at %.0f GB/s\n%10s %10s", ks::scalar_name<T>(),
+              2e-6 * static_cast<double>(total * sizeof(T)) / copy, "rows", "columns");
+  constexpr int slice_bytes[] = {16384, 24576, 32768};
+  for (const int bytes : slice_bytes) std::printf("  %5d held  %5d twice", bytes, bytes);
+  std::printf("\n");
+  for (index_type row_bytes = 32768; row_bytes <= (index_type(1) << 26); row_bytes *= 2) {
+    const index_type columns = row_bytes / static_cast<index_type>(sizeof(T)), rows = total / columns;
+    const Kokkos::View<T**, Kokkos::LayoutRight, Kokkos::CudaSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>
+        from(x.data(), rows, columns), to(y.data(), rows, columns);
+    LogitShape shape;
+    shape.rank = 2;
+    shape.axis = 1;
+    shape.extent[0] = shape.rows = rows;
+    shape.extent[1] = shape.columns = columns;
+    const Block from_block = ks::impl::block_of(from), to_block = ks::impl::block_of(to);
+    const Problem problem{
+        x.data(), y.data(), ks::impl::Operation::softmax, false, RowGeometry::of(shape, from_block, to_block),
+        {}};
+    std::printf("%10lld %10lld", static_cast<long long>(rows), static_cast<long long>(columns));
+    for (const int bytes : slice_bytes) {
+      for (const bool twice : {false, true}) {
+        ReductionPlan plan = ReductionPlan::of<T>(columns);
+        plan.slice_columns = bytes / static_cast<int>(sizeof(T));
+        plan.slices = (columns + plan.slice_columns - 1) / plan.slice_columns;
+        plan.reads_twice = twice;
+        if (twice && plan.slices == 1) {
+          std::printf("  %11s", "");
+          continue;
+        }
+        const float ms =
+            median_ms(exec.cuda_stream(), [&] { GridPipelinedRows::run_with(exec, problem, plan); });
+        std::printf("  %11.3f", copy / ms);
+      }
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Kokkos::ScopeGuard kokkos(argc, argv);
+  sweep<float>();
+  sweep<ks::half_t>();
+  sweep<ks::bhalf_t>();
+  sweep<double>();
+}

@@ -1,0 +1,368 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The CUDA kernels whose blocks wait for each other, grid_pipelined_rows and split_rows: the same bits from
+// both at any alignment, rows with slices of -inf or NaN, many launches beside other work, graphs, and the
+// workspace.
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../support/cases.hpp"
+
+#if defined(KOKKOS_ENABLE_CUDA)
+
+namespace {
+
+using namespace tests;
+using Exec = Kokkos::Cuda;
+template <class T>
+using Memory = Kokkos::View<T*, Kokkos::CudaSpace>;
+template <class T>
+using Rows =
+    Kokkos::View<T**, Kokkos::LayoutRight, Kokkos::CudaSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+template <class T>
+using RowValues = Kokkos::View<T*, Kokkos::CudaSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+
+#define EXPECT_CUDA(call) EXPECT_EQ(call, cudaSuccess) << cudaGetErrorString(cudaGetLastError())
+
+constexpr const char* kernels[] = {"grid_pipelined_rows", "split_rows"};
+
+// A logit by row and column, so that a row can be made again anywhere.
+template <class T>
+struct Fill {
+  T* data;
+  std::int64_t columns, first_row;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    std::uint64_t z = static_cast<std::uint64_t>(i % columns) * 0x9E3779B97F4A7C15u +
+                      static_cast<std::uint64_t>(first_row + i / columns) * 0xD1B54A32D192ED03u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z ^= z >> 29;
+    data[i] = T(static_cast<float>(z >> 40) * 0x1p-20f - 8.0f);
+  }
+};
+
+template <class T>
+void fill(const Exec& exec, T* data, std::int64_t rows, std::int64_t columns, std::int64_t first_row = 0) {
+  Kokkos::parallel_for("fill",
+                       Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, rows * columns),
+                       Fill<T>{data, columns, first_row});
+}
+
+struct CountDifferentBytes {
+  const unsigned char *a, *b;
+  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& differences) const {
+    differences += a[i] != b[i];
+  }
+};
+
+template <class T>
+std::int64_t different_bytes(const Exec& exec, const T* a, const T* b, std::int64_t count) {
+  std::int64_t differences = 0;
+  Kokkos::parallel_reduce("compare",
+                          Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(
+                              exec, 0, count * static_cast<int>(sizeof(T))),
+                          CountDifferentBytes{reinterpret_cast<const unsigned char*>(a),
+                                              reinterpret_cast<const unsigned char*>(b)},
+                          differences);
+  return differences;
+}
+
+template <class T>
+void run(Operation operation, const Exec& exec, const T* x, T* y, std::int64_t rows, std::int64_t columns) {
+  const Rows<const T> logits(x, rows, columns);
+  if (operation == Operation::logsumexp) {
+    ks::logsumexp(exec, logits, RowValues<T>(y, rows));
+  } else if (operation == Operation::softmax) {
+    ks::softmax(exec, logits, Rows<T>(y, rows, columns));
+  } else {
+    ks::log_softmax(exec, logits, Rows<T>(y, rows, columns));
+  }
+}
+
+bool device_runs_them() {
+  const Exec exec;
+  const Memory<float> x("x", 4), y("y", 4);
+  try {
+    const ks::ScopedImplementation forced(kernels[0]);
+    run(Operation::softmax, exec, x.data(), y.data(), 1, 4);
+  } catch (const std::invalid_argument&) {
+    return false;
+  }
+  exec.fence();
+  return true;
+}
+
+class CudaSlicedRows : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device_runs_them()) GTEST_SKIP() << "needs a device of compute capability 9.0";
+  }
+};
+
+// Each row among others, and each alone through each kernel that takes it, at other alignments.
+template <class T>
+void check_same_bits(std::initializer_list<std::int64_t> lengths) {
+  const Exec exec;
+  for (const std::int64_t columns : lengths) {
+    const std::int64_t rows = std::clamp<std::int64_t>((1 << 24) / columns, 2, 300);
+    const Memory<T> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), rows * columns + 8),
+        y(Kokkos::view_alloc("y", Kokkos::WithoutInitializing), rows * columns + 8),
+        one(Kokkos::view_alloc("one row", Kokkos::WithoutInitializing), columns + 16);
+    for (const auto operation : operations) {
+      const bool reduces = operation == Operation::logsumexp;
+      const std::int64_t width = reduces ? 1 : columns;
+      for (const std::int64_t offset : {0, 1}) {
+        fill(exec, x.data() + offset, rows, columns);
+        {
+          const ks::ScopedImplementation forced(kernels[0]);
+          run(operation, exec, x.data() + offset, y.data() + offset, rows, columns);
+        }
+        for (const std::int64_t row : {std::int64_t(0), rows / 2, rows - 1}) {
+          int ran = 0;
+          for (const char* kernel : kernels) {
+            for (const std::int64_t shift : {0, 1, 3, 6}) {
+              // Over the other rows of x, which are made again for the next offset: x may be written here.
+              T* const alone = one.data() + shift;
+              const ks::ScopedImplementation forced(kernel);
+              try {
+                run(operation, exec, x.data() + offset + row * columns, alone, 1, columns);
+              } catch (const std::invalid_argument&) {
+                continue;
+              }
+              ++ran;
+              EXPECT_EQ(different_bytes(exec, alone, y.data() + offset + row * width, width), 0)
+                  << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << columns
+                  << " columns, row " << row << " of " << rows << ", offset " << offset << ", alone by "
+                  << kernel << " at " << shift;
+            }
+          }
+          EXPECT_GE(ran, 4);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaSlicedRows, FloatRowsGiveTheSameBitsAnywhere) {
+  check_same_bits<float>({2,      2047,   2048,   2049,   4095,   4097,    8191,    8193,    12289,
+                          16383,  16384,  16385,  32767,  32768,  32769,   50257,   98303,   128255,
+                          131071, 151643, 196609, 393215, 786433, 1572865, 2097152, 4194303, 8388608});
+}
+TEST_F(CudaSlicedRows, Bfloat16RowsGiveTheSameBitsAnywhere) {
+  check_same_bits<bhalf_t>({2, 4097, 8193, 16385, 50257, 128255, 393215, 1572865, 8388609});
+}
+TEST_F(CudaSlicedRows, HalfRowsGiveTheSameBitsAnywhere) {
+  check_same_bits<half_t>({3, 8191, 32769, 151643});
+}
+TEST_F(CudaSlicedRows, DoubleRowsGiveTheSameBitsAnywhere) {
+  check_same_bits<double>({5, 2049, 4097, 50257, 393215, 1572865});
+}
+
+// x of a few rows against the reference; y has as many elements.
+void expect_right(Operation operation, std::int64_t rows, std::int64_t columns,
+                  const std::vector<double>& logits, const char* kernel) {
+  Case c;
+  c.extents = {rows, columns};
+  c.logits = logits;
+  const Exec exec;
+  Buffer<Exec> x(Scalar::float32, reference::right(c.extents), &c.logits);
+  const bool reduces = operation == Operation::logsumexp;
+  Buffer<Exec> y(Scalar::float32, reduces ? Layout{{rows}, {1}} : reference::right(c.extents));
+  const ks::ScopedImplementation forced(kernel);
+  try {
+    if (reduces) {
+      ks::logsumexp(exec, x.template view<const float, 2>(), y.template view<float, 1>());
+    } else if (operation == Operation::softmax) {
+      ks::softmax(exec, x.template view<const float, 2>(), y.template view<float, 2>());
+    } else {
+      ks::log_softmax(exec, x.template view<const float, 2>(), y.template view<float, 2>());
+    }
+  } catch (const std::invalid_argument&) {
+    return;
+  }
+  exec.fence();
+  y.download();
+  std::string report;
+  EXPECT_TRUE(reference::agrees({operation, Scalar::float32, Scalar::float32, c.extents, 1, c.logits, {}},
+                                y.layout(), y.host(), report))
+      << kernel << ", " << columns << " columns: " << report;
+}
+
+TEST_F(CudaSlicedRows, RunsOfMinusInfinityNaNAndInfinity) {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (const std::int64_t columns : {8192, 20000, 65536, 131075}) {
+    // A slice, a warp's share and more of -inf; all of a row; NaN, +inf and both in one place each.
+    std::vector<double> logits = random_values(Scalar::float32, 7 * columns, -9, 9, columns);
+    const auto row = [&](std::int64_t r) { return logits.begin() + r * columns; };
+    std::fill(row(0), row(0) + columns / 2 + 777, -inf);
+    std::fill(row(1) + 1, row(2), -inf);
+    std::fill(row(2), row(3), -inf);
+    *(row(3) + columns - 1) = nan;
+    *(row(4) + columns / 3) = inf;
+    *row(5) = inf;
+    *(row(5) + columns - 2) = nan;
+    for (std::int64_t i = 0; i < columns; ++i)
+      *(row(6) + i) = static_cast<float>(*(row(6) + i) * (i % 2 ? 1e6 : -1e4));
+    for (const auto operation : operations) {
+      for (const char* kernel : kernels) expect_right(operation, 7, columns, logits, kernel);
+    }
+  }
+}
+
+// Holds multiprocessors for a while.
+__global__ void spin(long long cycles) {
+  const long long start = clock64();
+  while (clock64() - start < cycles) {
+  }
+}
+
+// Launches of random shapes on two streams of different priority from two host threads, beside a kernel that
+// holds half the multiprocessors now and then. Whether it ends is the test, and whether the results are
+// right.
+TEST_F(CudaSlicedRows, ManyLaunchesOnTwoStreamsBesideOtherWork) {
+  constexpr int launches = 5000;
+  int least = 0, greatest = 0;
+  EXPECT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  cudaDeviceProp device{};
+  EXPECT_CUDA(cudaGetDeviceProperties(&device, 0));
+  std::atomic<int> running{2};
+  const auto work = [&](int id) {
+    cudaStream_t stream{};
+    EXPECT_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, id ? greatest : least));
+    {
+      const Exec exec(stream);
+      constexpr std::int64_t most = 1 << 21;
+      const Memory<float> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), most), y("y", most),
+          expected("expected", most);
+      fill(exec, x.data(), 1, most);
+      std::mt19937 random(id + 1);
+      for (int i = 0; i < launches; ++i) {
+        const auto columns =
+            std::uniform_int_distribution<std::int64_t>(1, 1 << (10 + random() % 12))(random);
+        const auto rows = std::max<std::int64_t>(1, std::min<std::int64_t>(most / columns, random() % 64));
+        const ks::ScopedImplementation forced(kernels[random() % 2]);
+        try {
+          run(Operation::softmax, exec, x.data(), y.data(), rows, columns);
+          if (i % 50 != 0) continue;
+          const ks::ScopedImplementation grid(kernels[0]);
+          run(Operation::softmax, exec, x.data(), expected.data(), rows, columns);
+          EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), rows * columns), 0)
+              << rows << " x " << columns;
+        } catch (const std::invalid_argument&) {
+        }
+      }
+      exec.fence();
+    }
+    EXPECT_CUDA(cudaStreamDestroy(stream));
+    --running;
+  };
+  std::thread a(work, 0), b(work, 1);
+  cudaStream_t background{};
+  EXPECT_CUDA(cudaStreamCreateWithFlags(&background, cudaStreamNonBlocking));
+  while (running > 0) {
+    spin<<<static_cast<unsigned>(device.multiProcessorCount / 2), 1024, 0, background>>>(200000);
+    EXPECT_CUDA(cudaStreamSynchronize(background));
+  }
+  a.join();
+  b.join();
+  EXPECT_CUDA(cudaStreamDestroy(background));
+}
+
+// Two graphs of several calls each, at once and a thousand times.
+TEST_F(CudaSlicedRows, TwoGraphsReplayedAtOnce) {
+  constexpr std::int64_t shapes[][2] = {{3, 70000}, {64, 9000}, {1, 128256}, {5, 400000}};
+  struct Captured {
+    cudaStream_t stream{};
+    cudaGraphExec_t graph{};
+    Memory<float> x, y, expected;
+  } captured[2];
+  std::int64_t most = 0;
+  for (const auto& shape : shapes) most = std::max(most, shape[0] * shape[1]);
+  for (int id = 0; id < 2; ++id) {
+    Captured& c = captured[id];
+    EXPECT_CUDA(cudaStreamCreateWithFlags(&c.stream, cudaStreamNonBlocking));
+    const Exec exec(c.stream);
+    c.x = Memory<float>("x", most);
+    c.y = Memory<float>("y", most);
+    c.expected = Memory<float>("expected", most);
+    fill(exec, c.x.data(), 1, most, id);
+    for (const auto& shape : shapes) {
+      const Rows<float> x(c.x.data(), shape[0], shape[1]), y(c.y.data(), shape[0], shape[1]);
+      ks::reserve(exec, x, y);
+      run(Operation::softmax, exec, c.x.data(), c.expected.data(), shape[0], shape[1]);
+    }
+    exec.fence();
+    EXPECT_CUDA(cudaStreamBeginCapture(c.stream, cudaStreamCaptureModeThreadLocal));
+    for (const auto& shape : shapes)
+      run(Operation::softmax, exec, c.x.data(), c.y.data(), shape[0], shape[1]);
+    cudaGraph_t graph{};
+    EXPECT_CUDA(cudaStreamEndCapture(c.stream, &graph));
+    EXPECT_CUDA(cudaGraphInstantiate(&c.graph, graph, 0));
+    EXPECT_CUDA(cudaGraphDestroy(graph));
+  }
+  for (int replay = 0; replay < 1000; ++replay) {
+    for (const Captured& c : captured) EXPECT_CUDA(cudaGraphLaunch(c.graph, c.stream));
+  }
+  for (Captured& c : captured) {
+    EXPECT_CUDA(cudaStreamSynchronize(c.stream));
+    const Exec exec;
+    EXPECT_EQ(different_bytes(exec, c.y.data(), c.expected.data(), most), 0);
+    EXPECT_CUDA(cudaGraphExecDestroy(c.graph));
+    EXPECT_CUDA(cudaStreamDestroy(c.stream));
+  }
+}
+
+// The epoch of the workspace's words wraps around: what older launches left there is not taken for new.
+TEST_F(CudaSlicedRows, EpochWrapsAround) {
+  const Exec exec;
+  constexpr std::int64_t rows = 40, columns = 100000;
+  const Memory<float> x("x", rows * columns), y("y", rows * columns), expected("expected", rows * columns);
+  fill(exec, x.data(), rows, columns);
+  const ks::ScopedImplementation forced(kernels[0]);
+  run(Operation::softmax, exec, x.data(), expected.data(), rows, columns);
+  exec.fence();
+  auto* header = ks::impl::CudaWorkspace::get<float>(exec, 1).header;
+  const unsigned long long last = static_cast<unsigned long long>(ks::impl::CudaWorkspace::largest_epoch - 1)
+                                  << 32;
+  EXPECT_CUDA(cudaMemcpy(&header->epoch_and_arrivals, &last, sizeof(last), cudaMemcpyHostToDevice));
+  for (int launch = 0; launch < 5; ++launch) {
+    // Other logits leave words of other values under the tags that come again.
+    fill(exec, x.data(), rows, columns, launch % 2 ? 0 : 1000);
+    run(Operation::softmax, exec, x.data(), y.data(), rows, columns);
+    exec.fence();
+    if (launch % 2) EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), rows * columns), 0) << launch;
+  }
+  unsigned long long now = 0;
+  EXPECT_CUDA(cudaMemcpy(&now, &header->epoch_and_arrivals, sizeof(now), cudaMemcpyDeviceToHost));
+  EXPECT_EQ(now >> 32, 3u);
+}
+
+// The last row ends where its memory ends, off a boundary of 16 bytes: for compute-sanitizer, which sees
+// reads beyond.
+TEST_F(CudaSlicedRows, ReadsNothingBehindTheLastRow) {
+  const Exec exec;
+  for (const std::int64_t columns : {2, 3, 8191, 20001, 100003}) {
+    for (const std::int64_t rows : {1, 3}) {
+      float *x = nullptr, *y = nullptr;
+      EXPECT_CUDA(cudaMalloc(&x, rows * columns * sizeof(float)));
+      EXPECT_CUDA(cudaMalloc(&y, rows * columns * sizeof(float)));
+      fill(exec, x, rows, columns);
+      for (const char* kernel : kernels) {
+        const ks::ScopedImplementation forced(kernel);
+        for (const auto operation : operations) run(operation, exec, x, y, rows, columns);
+      }
+      exec.fence();
+      EXPECT_CUDA(cudaFree(x));
+      EXPECT_CUDA(cudaFree(y));
+    }
+  }
+}
+
+}  // namespace
+
+#endif
