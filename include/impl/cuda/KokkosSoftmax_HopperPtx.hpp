@@ -9,16 +9,13 @@
 #ifndef KOKKOSSOFTMAX_HOPPERPTX_HPP
 #define KOKKOSSOFTMAX_HOPPERPTX_HPP
 
+#include <impl/cuda/KokkosSoftmax_Ptx.hpp>
+
 #include <cstdint>
 
 #include <cuda.h>
 
 namespace KokkosSoftmax::impl {
-
-/// An address in shared memory, as instructions take it.
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // "Parallel Synchronization and Communication Instructions: mbarrier".
@@ -26,11 +23,6 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
 /// mbarrier.init.shared::cta.b64
 __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-/// fence.mbarrier_init.release.cluster ("membar/fence"): the copy engine sees the barriers as initialised.
-__device__ __forceinline__ void fence_mbarrier_init() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 /// mbarrier.arrive.shared::cta.b64
