@@ -234,12 +234,17 @@ auto matrix_of(const View& view) {
   return Matrix<typename View::value_type>{view.data(), b.extent[0], b.extent[1], b.stride[0], b.stride[1]};
 }
 
+template <class T>
+auto as_const(const Matrix<T>& m) {
+  return Matrix<const T>{m.data, m.rows, m.columns, m.row_stride, m.column_stride};
+}
+
 /// Checks a call and puts it in canonical form, then hands it to `use`; an empty call ends here.
-template <class Exec, class X, class W, class Y, class T, class Use>
-void with_linear_problem(Operation operation, const char* function, const Exec& exec, const X& x, const W& w,
-                         const Y& y, const T& head, Precision precision, Use&& use) {
-  check_linear_types<Exec, X, W, Y, T>();
-  const Block x_block = block_of(x), w_block = block_of(w), y_block = block_of(y);
+template <class Exec, class X, class WT, class Y, class T, class Use>
+void with_linear_problem(Operation operation, const char* function, const Exec& exec, const X& x,
+                         const Matrix<const WT>& w, const Block& w_block, const Y& y, const T& head,
+                         Precision precision, Use&& use) {
+  const Block x_block = block_of(x), y_block = block_of(y);
   const CallContext call = CallContext::of(function, exec, y_block);
   const LogitShape shape = linear_shape(call, x_block, w_block, y_block);
   const auto bound = bind_head(BindContext<Exec>{call, shape, exec}, x_block, w_block, head);
@@ -247,13 +252,18 @@ void with_linear_problem(Operation operation, const char* function, const Exec& 
   call.check_output("Y");
   call.check_input("X", x_block, false);
   call.check_input("W", w_block, false);
-  using Problem = LinearProblem<typename X::non_const_value_type, typename W::non_const_value_type,
-                                typename Y::non_const_value_type, std::remove_const_t<decltype(bound)>>;
-  const auto as_const = [](const auto& m) {
-    return Matrix<const std::remove_const_t<std::remove_pointer_t<decltype(m.data)>>>{
-        m.data, m.rows, m.columns, m.row_stride, m.column_stride};
-  };
-  use(Problem{as_const(matrix_of(x)), as_const(matrix_of(w)), matrix_of(y), operation, precision, bound});
+  using Problem = LinearProblem<typename X::non_const_value_type, WT, typename Y::non_const_value_type,
+                                std::remove_const_t<decltype(bound)>>;
+  const Matrix<const typename X::non_const_value_type> x_matrix = as_const(matrix_of(x));
+  use(Problem{x_matrix, w, matrix_of(y), operation, precision, bound});
+}
+
+template <class Exec, class X, class W, class Y, class T, class Use>
+void with_linear_problem(Operation operation, const char* function, const Exec& exec, const X& x, const W& w,
+                         const Y& y, const T& head, Precision precision, Use&& use) {
+  check_linear_types<Exec, X, W, Y, T>();
+  const Matrix<const typename W::non_const_value_type> w_matrix = as_const(matrix_of(w));
+  with_linear_problem(operation, function, exec, x, w_matrix, block_of(w), y, head, precision, use);
 }
 
 template <Operation operation, class Exec, class X, class W, class Y, class T>
@@ -305,6 +315,15 @@ auto batch_norm_training(const G& gamma, const B& beta, double eps, const M& run
 /// three is double. While one of Y's strides is 1 and its scalar is what sums are formed in, the logits are
 /// kept in Y itself; impl::GemmPlan says what the other cases need. K = 0 gives logits of 0. The same
 /// extents, layout and hardware give the same bits.
+///
+/// On GPUs of compute capability 9.0 float heads at Precision::ieee are multiplied on the tensor cores
+/// (tensor_core_linear): each operand as two binary16, at least as accurate as SGEMM and several times as
+/// fast. Values that two binary16 do not hold well enough (elements below 2^-27 of their row's largest where
+/// they decide a logit, infinities, NaN) are found on the device, and what depends on them is computed in
+/// float arithmetic. Where it is used, a row's logits have the same bits whatever the other rows and their
+/// number. It takes scratch for X and W in that form, as much as X and W (W in panels of up to 1 GiB); pack()
+/// does W once and for all. Calls that have too few rows for that to pay, or a K too short or too long for it
+/// to be as accurate, go to cuBLAS.
 ///
 /// \throws std::invalid_argument  extents that do not fit, Y that overlaps X, W or an operand of the
 /// transform,
@@ -379,6 +398,155 @@ template <class Exec, impl::view_of_operand X, impl::view_of_operand W, impl::vi
 requires Kokkos::is_execution_space_v<Exec>
 void reserve(const Exec& exec, const X& x, const W& w, const Y& y, Precision precision) {
   reserve(exec, x, w, y, impl::Identity{}, precision);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Weights that are brought into form once.
+
+/// The weights W of heads (N x K), in the form in which the fastest implementation on `Exec` takes them, made
+/// by pack(). Owns its memory, which copies share; W itself is not looked at again. May be used on any
+/// instance. For float on a GPU of compute capability 9.0 that is two binary16 for each weight (the memory of
+/// W once more); elsewhere it is a copy of W.
+template <class Exec, class T>
+class PackedWeights {
+ public:
+  using value_type = T;
+
+  PackedWeights() = default;
+  template <impl::view_of_operand W>
+  PackedWeights(const Exec& exec, const W& w) {
+    const impl::Matrix<const T> matrix = impl::as_const(impl::matrix_of(w));
+    rows_ = matrix.rows;
+    columns_ = matrix.columns;
+    if constexpr (Packing::possible) packing_ = Packing::make(exec, matrix);
+    if (packing_) return;
+    matrix_ = View(Kokkos::view_alloc(exec, Kokkos::WithoutInitializing, "KokkosSoftmax::pack"),
+                   static_cast<std::size_t>(rows_), static_cast<std::size_t>(columns_));
+    using Copy = impl::Pack<Exec, T, T>;
+    impl::launch_range(
+        exec, "KokkosSoftmax::pack", rows_ * impl::ceil_div(columns_, Copy::width),
+        Copy{matrix.data, matrix_.data(), rows_, columns_, matrix.row_stride, matrix.column_stride});
+    exec.fence("KokkosSoftmax::pack: the weights may be used on any instance");
+  }
+
+  /// N for 0, K for 1.
+  index_type extent(int dimension) const { return dimension == 0 ? rows_ : columns_; }
+
+  /// Whether there is a form of its own; if not, the weights are matrix().
+  bool is_packed() const { return packing_ != nullptr; }
+  const auto& matrix() const { return matrix_; }
+
+  /// \cond
+  using Packing = impl::WeightPacking<Exec, T>;
+  const Packing& packing() const { return *packing_; }
+  /// \endcond
+
+ private:
+  using View = Kokkos::View<T**, Kokkos::LayoutRight, typename Exec::memory_space>;
+
+  index_type rows_ = 0, columns_ = 0;
+  std::shared_ptr<const Packing> packing_;
+  View matrix_;
+};
+
+/// Brings the weights W (N x K, any layout) of heads into the form in which they are multiplied, for calls of
+/// linear_softmax, linear_log_softmax and reserve in place of W. Allocates, and waits for the instance: the
+/// result may be used on any instance and stream from then on. The outputs are the same to the bit as with W
+/// where the same implementation runs. Not in a graph capture.
+template <class Exec, impl::view_of_operand W>
+requires Kokkos::is_execution_space_v<Exec>
+auto pack(const Exec& exec, const W& w) {
+  static_assert(impl::is_matrix_v<W>, "KokkosSoftmax: the weights W of a head are a matrix (rank 2)");
+  static_assert(
+      impl::view_of_supported_scalar<W>,
+      "KokkosSoftmax: the scalars of W are float, double, KokkosSoftmax::half_t or KokkosSoftmax::bhalf_t");
+  static_assert(impl::execution_space_reaches_memory_of<Exec, W>,
+                "KokkosSoftmax: the execution space cannot access the memory of W");
+  const impl::Block block = impl::block_of(w);
+  const impl::CallContext call = impl::CallContext::of("pack", exec, block);
+  if (block.rank != 2) call.fail("W of extents " + block.extents_text() + " is not a matrix");
+  const Kokkos::Profiling::ScopedRegion region("KokkosSoftmax::pack");
+  return PackedWeights<Exec, typename W::non_const_value_type>(exec, w);
+}
+
+namespace impl {
+
+template <class Exec, class X, class WT, class Y, class T, class UseMatrix, class UsePacked>
+void with_packed(Operation operation, const char* function, const Exec& exec, const X& x,
+                 const PackedWeights<Exec, WT>& w, const Y& y, const T& head, Precision precision,
+                 UseMatrix&& use_matrix, UsePacked&& use_packed) {
+  static_assert(std::is_same_v<typename X::non_const_value_type, WT>,
+                "KokkosSoftmax: X and packed weights W have the same scalar");
+  static_assert(std::is_same_v<accumulator_t<WT, typename Y::non_const_value_type>, accumulator_t<WT>>,
+                "KokkosSoftmax: packed weights W of another scalar than double cannot give Y of double");
+  if constexpr (PackedWeights<Exec, WT>::Packing::possible &&
+                !std::is_same_v<typename Y::value_type, double>) {
+    if (w.is_packed()) {
+      check_linear_types<Exec, X, Kokkos::View<WT**, typename Exec::memory_space>, Y, T>();
+      const auto& weights = w.packing().weights;
+      using Weights = std::remove_cvref_t<decltype(weights)>;
+      const Matrix<const Weights> matrix{&weights, w.extent(0), w.extent(1), 0, 0};
+      Block block;  // of extents alone: no view of the caller's is its memory
+      block.data = reinterpret_cast<const char*>(weights.address());
+      block.scalar_bytes = 1;
+      block.rank = 2;
+      block.extent[0] = w.extent(0);
+      block.extent[1] = w.extent(1);
+      with_linear_problem(operation, function, exec, x, matrix, block, y, head, precision, use_packed);
+      return;
+    }
+  }
+  use_matrix(w.matrix());
+}
+
+template <Operation operation, class Exec, class X, class WT, class Y, class T>
+void call_packed(const Exec& exec, const X& x, const PackedWeights<Exec, WT>& w, const Y& y, const T& head,
+                 Precision precision) {
+  const char* function = operation == Operation::softmax ? "linear_softmax" : "linear_log_softmax";
+  with_packed(
+      operation, function, exec, x, w, y, head, precision,
+      [&](const auto& matrix) { call_linear<operation>(exec, x, matrix, y, head, precision); },
+      [&](const auto& problem) {
+        const Kokkos::Profiling::ScopedRegion region(std::string("KokkosSoftmax::") + function);
+        PackedLinearCandidates<Exec>::choose(function, exec, problem,
+                                             [&](auto implementation) { implementation.run(exec, problem); });
+      });
+}
+
+}  // namespace impl
+
+/// linear_softmax() with weights from pack(); X has their scalar, and sums are formed in it, or in float.
+template <class Exec, impl::view_of_operand X, class WT, impl::view_of_operand Y,
+          impl::head_transform T = impl::Identity>
+requires Kokkos::is_execution_space_v<Exec>
+void linear_softmax(const Exec& exec, const X& x, const PackedWeights<Exec, WT>& w, const Y& y,
+                    const T& transform = {}, Precision precision = Precision::ieee) {
+  impl::call_packed<impl::Operation::softmax>(exec, x, w, y, transform, precision);
+}
+
+/// linear_log_softmax() with weights from pack().
+template <class Exec, impl::view_of_operand X, class WT, impl::view_of_operand Y,
+          impl::head_transform T = impl::Identity>
+requires Kokkos::is_execution_space_v<Exec>
+void linear_log_softmax(const Exec& exec, const X& x, const PackedWeights<Exec, WT>& w, const Y& y,
+                        const T& transform = {}, Precision precision = Precision::ieee) {
+  impl::call_packed<impl::Operation::log_softmax>(exec, x, w, y, transform, precision);
+}
+
+/// reserve() with weights from pack().
+template <class Exec, impl::view_of_operand X, class WT, impl::view_of_operand Y,
+          impl::head_transform T = impl::Identity>
+requires Kokkos::is_execution_space_v<Exec>
+void reserve(const Exec& exec, const X& x, const PackedWeights<Exec, WT>& w, const Y& y,
+             const T& transform = {}, Precision precision = Precision::ieee) {
+  impl::with_packed(
+      impl::Operation::softmax, "reserve", exec, x, w, y, transform, precision,
+      [&](const auto& matrix) { reserve(exec, x, matrix, y, transform, precision); },
+      [&](const auto& problem) {
+        impl::PackedLinearCandidates<Exec>::choose("linear_softmax", exec, problem, [&](auto implementation) {
+          implementation.reserve(exec, problem);
+        });
+      });
 }
 
 /// The implementations of linear_softmax and linear_log_softmax on a backend, in the order in which they are

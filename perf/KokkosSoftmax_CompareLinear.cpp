@@ -92,6 +92,28 @@ struct Tf32 : Op {
   static constexpr const char* description = "the same with TF32 products where the hardware has them";
 };
 
+// With weights that were packed before the clock starts.
+template <class Op>
+struct Packed : Op {
+  static constexpr bool is_packed = true;
+  static inline const std::string text = std::string(Op::name) + "_packed";
+  static inline const char* const name = text.c_str();
+  static constexpr const char* description = "the same with W from pack()";
+};
+template <class Op>
+inline constexpr bool is_packed_v = requires {
+  Op::is_packed;
+};
+
+template <class Op, class Exec, class View>
+auto weights_of(const Exec& exec, const View& w) {
+  if constexpr (is_packed_v<Op>) {
+    return ks::pack(exec, w);
+  } else {
+    return w;
+  }
+}
+
 template <class T, class Exec>
 Block<T, Exec> constant(const Exec& exec, std::int64_t count, double value) {
   Block<T, Exec> block(Kokkos::view_alloc(exec, "compare::column"), static_cast<std::size_t>(count));
@@ -186,6 +208,35 @@ void check_softmax(const std::vector<double>& ys, const std::vector<std::int64_t
            std::expm1(logit_error[c] + logit_error[best]) + 2 * base);
     }
   }
+}
+
+// What a float head on the tensor cores is measured by: its three products, without a split and without a
+// softmax.
+template <class Op, class Exec, class In>
+constexpr bool has_half_floor() {
+#if defined(KOKKOS_ENABLE_CUDA)
+  return std::is_same_v<Exec, Kokkos::Cuda> && std::is_same_v<In, float> && Op::is_head &&
+         Op::precision == ks::Precision::ieee;
+#else
+  return false;
+#endif
+}
+
+template <class Exec>
+Action three_half_gemms(const Exec& exec, const Case& what) {
+  const auto x = random_block<ks::half_t>(exec, what.rows * what.inner, 1);
+  const auto w = random_block<ks::half_t>(exec, what.columns * what.inner, 1);
+  const Block<float, Exec> c("compare::product", static_cast<std::size_t>(what.rows * what.columns));
+  GemmOf<Exec>::reserve(exec);
+  exec.fence("compare::gemm");
+  return {"three binary16 GEMMs, cuBLAS", [=] {
+            for (int i = 0; i < 3; ++i) {
+              GemmOf<Exec>::multiply(exec, ks::Precision::ieee,
+                                     row_major<Exec, const ks::half_t>(x.data(), what.rows, what.inner),
+                                     row_major<Exec, const ks::half_t>(w.data(), what.columns, what.inner),
+                                     row_major<Exec, float>(c.data(), what.rows, what.columns));
+            }
+          }};
 }
 
 // Some rows of the output against double precision, with what a GEMM's roundings may do to each logit. Some
@@ -292,9 +343,10 @@ Result run(const Case& what, const Options& options) {
     using Memory = typename Exec::memory_space;
     const auto x_view = x_at.template view<Memory>(x), w_view = w_at.template view<Memory>(w);
     const auto y_view = y_at.template view<Memory>(y.data());
+    const auto weights = weights_of<Op>(exec, w_view);
     const auto call = [=] {
       if constexpr (Op::is_head) {
-        ks::linear_softmax(exec, x_view, w_view, y_view, Op::template head<Exec>(columns), Op::precision);
+        ks::linear_softmax(exec, x_view, weights, y_view, Op::template head<Exec>(columns), Op::precision);
       } else {
         using Gemm = GemmOf<Exec>;
         const auto matrix = [](auto* data, const Placement& at) {
@@ -307,7 +359,7 @@ Result run(const Case& what, const Options& options) {
     };
     const auto reserve = [=] {
       if constexpr (Op::is_head) {
-        ks::reserve(exec, x_view, w_view, y_view, Op::template head<Exec>(columns), Op::precision);
+        ks::reserve(exec, x_view, weights, y_view, Op::template head<Exec>(columns), Op::precision);
       }
       GemmOf<Exec>::reserve(exec);
     };
@@ -318,6 +370,7 @@ Result run(const Case& what, const Options& options) {
     exec.fence("compare::first call");
     std::vector<Action> actions{action};
     if constexpr (Op::is_head) actions.push_back(gemm_alone<Op, Exec, In, Acc>(exec, what, range));
+    if constexpr (has_half_floor<Op, Exec, In>()) actions.push_back(three_half_gemms(exec, what));
     if (in_graph) {
       for (Action& each : actions) {
         each.invoke();
@@ -333,7 +386,9 @@ Result run(const Case& what, const Options& options) {
     result.accuracy.unwritten = count_nan<Out>(exec, y) - (y_at.span() - m * n);
     const std::vector<Timing> timings = time_in_rounds(exec, actions, options);
     result.time = timings[0];
-    if constexpr (Op::is_head) result.yardsticks.push_back({actions[1].name, timings[1], result.bytes});
+    for (std::size_t i = 1; i < actions.size(); ++i) {
+      result.yardsticks.push_back({actions[i].name, timings[i], result.bytes});
+    }
   } catch (const std::invalid_argument& error) {
     result.failure = error.what();
     result.refused = !what.implementation.empty();
@@ -357,7 +412,7 @@ void add_kernel(Operation& operation) {
 template <class Op, class Exec>
 void add_kernels(Operation& operation) {
 #define KOKKOSSOFTMAX_COMPARE_ADD(In, Out) add_kernel<Op, Exec, In, Out>(operation);
-  if constexpr (Op::precision == ks::Precision::tf32) {
+  if constexpr (Op::precision == ks::Precision::tf32 || is_packed_v<Op>) {
     KOKKOSSOFTMAX_COMPARE_ADD(float, float)
   } else {
     KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR(KOKKOSSOFTMAX_COMPARE_ADD)
@@ -394,6 +449,9 @@ std::vector<Operation> linear_operations() {
           make_operation<GeluHead>(),
           make_operation<TrainingHead>(),
           make_operation<BatchNormHead>(),
+          make_operation<Packed<GeluHead>>(),
+          make_operation<Packed<TrainingHead>>(),
+          make_operation<Packed<BatchNormHead>>(),
           make_operation<Tf32<GemmAlone>>(),
           make_operation<Tf32<GeluHead>>(),
           make_operation<Tf32<TrainingHead>>(),

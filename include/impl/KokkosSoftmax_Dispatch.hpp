@@ -95,7 +95,9 @@ inline const char*& last_implementation_slot() {
 ///   template <class Exec, class Problem>
 ///   static std::string_view refuse(const Exec&, const Problem&);             why not this call; empty: it
 ///   can
-/// and what the visitor calls.
+/// and what the visitor calls. It may have
+///   static std::string_view advise_against(const Exec&, const Problem&);     why it can but, unless forced,
+///   leaves the call to a later one.
 template <class... Implementations>
 struct CandidateList {
   /// Those that a backend has, for a problem without particularities.
@@ -125,6 +127,7 @@ struct CandidateList {
     if constexpr (Implementation::template supports<Exec, Problem>) {
       if (done || (forced && *forced != Implementation::name)) return;
       if (!Implementation::refuse(exec, problem).empty()) return;
+      if (!forced && !advice<Implementation>(exec, problem).empty()) return;
       done = true;
       last_implementation_slot() = Implementation::name;
       visit(Implementation{});
@@ -132,10 +135,21 @@ struct CandidateList {
   }
 
   template <class Implementation, class Exec, class Problem>
+  static std::string_view advice(const Exec& exec, const Problem& problem) {
+    if constexpr (requires { Implementation::advise_against(exec, problem); }) {
+      return Implementation::advise_against(exec, problem);
+    } else {
+      return {};
+    }
+  }
+
+  template <class Implementation, class Exec, class Problem>
   static std::string reason(const Exec& exec, const Problem& problem) {
     std::string_view why = unsupported_types;
-    if constexpr (Implementation::template supports<Exec, Problem>)
+    if constexpr (Implementation::template supports<Exec, Problem>) {
       why = Implementation::refuse(exec, problem);
+      if (why.empty()) why = advice<Implementation>(exec, problem);
+    }
     return std::string("\n  ") + Implementation::name + ": " + std::string(why.empty() ? "can run" : why);
   }
 

@@ -8,9 +8,11 @@
 #define KOKKOSSOFTMAX_LINEARCANDIDATES_HPP
 
 #include <impl/KokkosSoftmax_Dispatch.hpp>
+#include <impl/KokkosSoftmax_PackedWeights.hpp>
 #include <impl/portable/KokkosSoftmax_BlasLinear.hpp>
 #if defined(KOKKOS_ENABLE_CUDA)
 #include <impl/cuda/KokkosSoftmax_CublasLinear.hpp>
+#include <impl/cuda/KokkosSoftmax_TensorCoreLinear.hpp>
 #endif
 
 namespace KokkosSoftmax::impl {
@@ -23,11 +25,25 @@ struct LinearCandidatesOf {
 #if defined(KOKKOS_ENABLE_CUDA)
 template <>
 struct LinearCandidatesOf<Kokkos::Cuda> {
-  using type = CandidateList<CublasLinear, BlasLinear>;
+  using type = CandidateList<TensorCoreLinear, CublasLinear, BlasLinear>;
 };
 #endif
 template <class Exec>
 using LinearCandidates = typename LinearCandidatesOf<Exec>::type;
+
+/// What takes weights in a backend's own form, from pack().
+template <class Exec>
+struct PackedLinearCandidatesOf {
+  using type = CandidateList<>;
+};
+#if defined(KOKKOS_ENABLE_CUDA)
+template <>
+struct PackedLinearCandidatesOf<Kokkos::Cuda> {
+  using type = CandidateList<TensorCoreLinear>;
+};
+#endif
+template <class Exec>
+using PackedLinearCandidates = typename PackedLinearCandidatesOf<Exec>::type;
 
 }  // namespace KokkosSoftmax::impl
 

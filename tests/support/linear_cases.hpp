@@ -83,9 +83,18 @@ void call_head(Operation operation, const Exec& exec, const X& x, const W& w, co
   }
 }
 
-template <class Exec>
+// Those for a head's scalars, and "" for the default.
+template <class Exec, class XS = float, class WS = float, class YS = float>
 std::vector<std::string> linear_implementations_and_default() {
-  auto names = ks::linear_implementations<Exec>();
+  using Head = ks::impl::PlainHead<ks::impl::BoundIdentity>;
+  auto names =
+      ks::impl::LinearCandidates<Exec>::template names<Exec, ks::impl::LinearProblem<XS, WS, YS, Head>>();
+#if defined(KOKKOS_ENABLE_CUDA)
+  // Whether it is there is known when it runs.
+  if constexpr (std::is_same_v<Exec, Kokkos::Cuda>) {
+    if (!ks::impl::TensorCoreGemm::is_there(Exec())) std::erase(names, ks::impl::TensorCoreGemm::name);
+  }
+#endif
   names.insert(names.begin(), "");
   return names;
 }
@@ -190,7 +199,7 @@ void check_head(
     const std::function<Chain(const Logits&)>& chain = [](const Logits&) { return Chain{}; }) {
   LinearOperands<XS, WS, YS, Exec> o(c);
   for (auto operation : head_operations) {
-    for (const auto& name : linear_implementations_and_default<Exec>()) {
+    for (const auto& name : linear_implementations_and_default<Exec, XS, WS, YS>()) {
       std::optional<ks::ScopedImplementation> forced;
       if (!name.empty()) forced.emplace(head_name(operation) + '=' + name);
       o.y.upload();

@@ -238,6 +238,22 @@ class PrepareBatchNorms {
 
 struct LinearScratch;
 
+/// Whether a GEMM takes X and W of any layout, and the panels of W are its own business.
+template <class Gemm>
+inline constexpr bool multiplies_problem_v = requires {
+  Gemm::multiplies_problem;
+};
+
+/// Whether a GEMM applies a transform to the logits before it writes them.
+template <class Gemm, class Transform>
+constexpr bool fuses() {
+  if constexpr (multiplies_problem_v<Gemm>) {
+    return Gemm::template fuses<Transform>;
+  } else {
+    return false;
+  }
+}
+
 /// How a head is cut, and where its scratch lies. Depends on types, extents and layout alone, because it
 /// decides the bits. What is needed beside the operands:
 ///   Y float or double (and no smaller than X and W), one of its strides 1: the logits are in Y, nothing;
@@ -263,8 +279,10 @@ struct GemmPlan {
 
   explicit GemmPlan(const Problem& p) {
     const index_type m = p.x.rows, n = p.w.rows, k = p.x.columns;
-    pack_x = !take(p.x, x);
-    pack_w = !take(p.w, w);
+    if constexpr (!multiplies_problem_v<Gemm>) {
+      pack_x = !take(p.x, x);
+      pack_w = !take(p.w, w);
+    }
     if constexpr (std::is_same_v<typename Problem::Y, Acc>) {
       logits = as_blas_matrix(p.y);
       y_holds_logits = logits.leading > 0;
@@ -336,6 +354,14 @@ struct GemmPlan {
 ///   template <class Exec> static constexpr bool avoids_small_dot_products;
 ///   static void multiply(exec, precision, x, w, logits)         logits = x w^T on BlasMatrix, x with K > 0;
 ///   static void reserve(exec).
+/// Or, in place of the last two, with `static constexpr bool multiplies_problem = true`:
+///   static void multiply(exec, problem, first_row, logits, epilogue)      the logits of a panel of rows,
+///   with
+///                                                               a transform applied, or BoundIdentity;
+///   template <class Transform> static constexpr bool fuses      whether it can do that, by type,
+///   template <class Transform, class Problem> static bool has_epilogue(exec, problem)   and for this one;
+///   static void reserve(exec, problem, rows)                    for panels of at most so many rows.
+/// Either may have advise_against(exec, problem), see CandidateList.
 template <class Gemm>
 struct GemmThenRows {
   static constexpr const char* name = Gemm::name;
@@ -351,6 +377,15 @@ struct GemmThenRows {
   }
 
   template <class Exec, class Problem>
+  static std::string_view advise_against(const Exec& exec, const Problem& p) {
+    if constexpr (requires { Gemm::advise_against(exec, p); }) {
+      return Gemm::advise_against(exec, p);
+    } else {
+      return {};
+    }
+  }
+
+  template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& p) {
     using Acc = typename Problem::Acc;
     const GemmPlan<Exec, Gemm, Problem> plan(p);
@@ -361,16 +396,20 @@ struct GemmThenRows {
     const bool softmax_by_panels = !plan.y_holds_logits && !Problem::Head::has_statistics;
     const auto use = [&](auto implementation, const auto& problem) { implementation.run(exec, problem); };
     const auto transform = prepared(exec, p, plan, scratch, true);
-    for (index_type first = 0; first < m; first += plan.panel_rows) {
-      const index_type rows = std::min(plan.panel_rows, m - first);
-      const BlasMatrix<Acc> panel = logits.row_panel(softmax_by_panels ? 0 : first, rows);
-      multiply(exec, p, plan, scratch, first, panel);
-      if (softmax_by_panels) {
-        rows_of(exec, p, as_matrix(panel), p.y.row_panel(first, rows), transform, first, use);
+    with_parts(exec, p, transform, [&](const auto& epilogue, const auto& before, const auto& rest) {
+      for (index_type first = 0; first < m; first += plan.panel_rows) {
+        const index_type rows = std::min(plan.panel_rows, m - first);
+        const BlasMatrix<Acc> panel = logits.row_panel(softmax_by_panels ? 0 : first, rows);
+        multiply(exec, p, plan, scratch, first, panel, epilogue);
+        if (softmax_by_panels) {
+          rows_of(exec, p, as_matrix(panel), p.y.row_panel(first, rows), rest, first, use);
+        }
       }
-    }
-    if constexpr (Problem::Head::has_statistics) statistics(exec, p, plan, scratch, as_matrix(logits));
-    if (!softmax_by_panels) rows_of(exec, p, as_matrix(logits), p.y, transform, 0, use);
+      if constexpr (Problem::Head::has_statistics) {
+        statistics(exec, p, plan, scratch, as_matrix(logits), before);
+      }
+      if (!softmax_by_panels) rows_of(exec, p, as_matrix(logits), p.y, rest, 0, use);
+    });
     last_implementation_slot() = name;
   }
 
@@ -380,7 +419,11 @@ struct GemmThenRows {
     using Acc = typename Problem::Acc;
     const GemmPlan<Exec, Gemm, Problem> plan(p);
     if (plan.bytes) Pool<Exec>::reserve(exec, plan.bytes);
-    Gemm::reserve(exec);
+    if constexpr (multiplies_problem_v<Gemm>) {
+      Gemm::reserve(exec, p, plan.panel_rows);
+    } else {
+      Gemm::reserve(exec);
+    }
     const auto use = [&](auto implementation, const auto& problem) {
       implementation.reserve(exec, problem);
       auto no_rows = problem;
@@ -392,12 +435,45 @@ struct GemmThenRows {
     if (!plan.y_holds_logits) logits.rows = y.rows = plan.logits_rows;
     char* scratch = plan.bytes ? static_cast<char*>(Pool<Exec>::get(exec, plan.bytes)) : nullptr;
     if (!plan.y_holds_logits) logits.data = reinterpret_cast<Acc*>(scratch + plan.logits_at);
-    rows_of(exec, p, as_matrix(logits), y, prepared(exec, p, plan, scratch, false), 0, use);
+    with_parts(exec, p, prepared(exec, p, plan, scratch, false),
+               [&](const auto&, const auto&, const auto& rest) {
+                 rows_of(exec, p, as_matrix(logits), y, rest, 0, use);
+               });
   }
 
  private:
   template <class Exec>
   using Pool = ScratchPool<typename Exec::memory_space, LinearScratch>;
+
+  /// Calls `use` with what the GEMM does to the logits itself (nothing: BoundIdentity), what of a head with
+  /// batch statistics is left to do before these, and what is left to the softmax.
+  template <class Exec, class Problem, class Transform, class Use>
+  static void with_parts(const Exec& exec, const Problem& p, const Transform& transform, const Use& use) {
+    if constexpr (Problem::Head::has_statistics) {
+      const auto rest = chain_of(transform.a.b, transform.b);
+      if (!use_fused(exec, p, transform.a.a, rest, use)) use(BoundIdentity{}, p.head.before, transform);
+    } else {
+      if (!use_fused(exec, p, transform, BoundIdentity{}, use))
+        use(BoundIdentity{}, BoundIdentity{}, transform);
+    }
+  }
+
+  template <class Exec, class Problem, class Epilogue, class Rest, class Use>
+  static bool use_fused(const Exec& exec, const Problem& p, const Epilogue& epilogue, const Rest& rest,
+                        const Use& use) {
+    if constexpr (fuses<Gemm, Epilogue>()) {
+      if (p.x.columns == 0 || !Gemm::template has_epilogue<Epilogue>(exec, p)) return false;
+      use(epilogue, BoundIdentity{}, rest);
+      return true;
+    } else {
+      return false;
+    }
+  }
+
+  template <class A, class B>
+  static BoundChain<A, B> chain_of(const A& a, const B& b) {
+    return {a, b};
+  }
 
   template <class T>
   static Matrix<T> as_matrix(const BlasMatrix<T>& b) {
@@ -422,16 +498,26 @@ struct GemmThenRows {
   }
 
   /// The logits of some rows, from panels of W.
-  template <class Exec, class Problem, class Plan, class Acc>
+  template <class Exec, class Problem, class Plan, class Acc, class Epilogue>
   static void multiply(const Exec& exec, const Problem& p, const Plan& plan, char* scratch, index_type first,
-                       const BlasMatrix<Acc>& logits) {
-    using Operand = typename Plan::Operand;
+                       const BlasMatrix<Acc>& logits, [[maybe_unused]] const Epilogue& epilogue) {
     const std::string label = std::string("KokkosSoftmax::") + p.name();
     if (p.x.columns == 0) {
       launch_range(exec, label + "::zero", logits.rows * logits.columns,
                    FillZero<Exec, Acc>{as_matrix(logits)});
       return;
     }
+    if constexpr (multiplies_problem_v<Gemm>) {
+      Gemm::multiply(exec, p, first, logits, epilogue);
+    } else {
+      multiply_panels(exec, p, plan, scratch, label, first, logits);
+    }
+  }
+
+  template <class Exec, class Problem, class Plan, class Acc>
+  static void multiply_panels(const Exec& exec, const Problem& p, const Plan& plan, char* scratch,
+                              const std::string& label, index_type first, const BlasMatrix<Acc>& logits) {
+    using Operand = typename Plan::Operand;
     const BlasMatrix<const Operand> x =
         plan.pack_x ? pack(exec, label + "::pack_x", p.x.row_panel(first, logits.rows),
                            plan.x.columns_contiguous, reinterpret_cast<Operand*>(scratch + plan.x_at))
@@ -446,15 +532,15 @@ struct GemmThenRows {
     }
   }
 
-  template <class Exec, class Problem, class Plan, class Acc>
+  template <class Exec, class Problem, class Plan, class Acc, class Before>
   static void statistics(const Exec& exec, const Problem& p, const Plan& plan, char* scratch,
-                         const Matrix<Acc>& logits) {
+                         const Matrix<Acc>& logits, const Before& before) {
     const auto normalizer = normalizer_at(p, plan, scratch);
     const MakeNormalizer<Acc, typename Problem::Head::Statistics> sink{
         p.head.statistics, const_cast<Acc*>(normalizer.factor), normalizer.distance,
         static_cast<double>(logits.rows)};
-    const ColumnsProblem<Acc, Acc, typename Problem::Head::Before> columns{
-        logits.data, logits.rows, logits.columns, logits.row_stride, logits.column_stride, p.head.before};
+    const ColumnsProblem<Acc, Acc, Before> columns{logits.data,       logits.rows,          logits.columns,
+                                                   logits.row_stride, logits.column_stride, before};
     run_column_statistics(exec, std::string("KokkosSoftmax::") + p.name() + "::statistics", columns,
                           reinterpret_cast<Moments*>(scratch + plan.moments_at), sink);
   }
