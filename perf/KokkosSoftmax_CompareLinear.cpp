@@ -95,7 +95,7 @@ struct Tf32 : Op {
 // With weights that were packed before the clock starts.
 template <class Op>
 struct Packed : Op {
-  static constexpr bool is_packed = true;
+  [[maybe_unused]] static constexpr bool is_packed = true;
   static inline const std::string text = std::string(Op::name) + "_packed";
   static inline const char* const name = text.c_str();
   static constexpr const char* description = "the same with W from pack()";

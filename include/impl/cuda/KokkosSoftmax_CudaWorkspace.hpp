@@ -211,15 +211,18 @@ struct CooperativeLimits {
   }
 };
 
-/// CooperativeLimits::ask, once for each kernel and device.
-template <auto kernel, int threads, bool all_shared>
-const CooperativeLimits& cooperative_limits(int device) {
+/// CooperativeLimits::ask, once for each kernel and device. Who launches the kernel asks with the pointer
+/// that it launches: nvcc gives every translation unit a kernel of its own, and attributes are set for that
+/// one alone.
+template <class Kernel>
+const CooperativeLimits& cooperative_limits(Kernel kernel, int device, int threads, bool all_shared) {
   static std::mutex mutex;
-  static std::map<int, CooperativeLimits> of_device;
+  static std::map<std::pair<const void*, int>, CooperativeLimits> known;
+  const std::pair<const void*, int> key{reinterpret_cast<const void*>(kernel), device};
   const std::lock_guard lock(mutex);
-  const auto found = of_device.find(device);
-  if (found != of_device.end()) return found->second;
-  return of_device.emplace(device, CooperativeLimits::ask(kernel, device, threads, all_shared)).first->second;
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known.emplace(key, CooperativeLimits::ask(kernel, device, threads, all_shared)).first->second;
 }
 
 }  // namespace KokkosSoftmax::impl

@@ -555,7 +555,7 @@ struct GridPipelinedRows {
   static std::string_view refuse(const Exec& exec, const Problem& problem) {
     const std::string_view layout = refuse_sliced_rows(problem);
     if (!layout.empty()) return layout;
-    const char* refusal = limits<Problem>(exec).refusal;
+    const char* refusal = limits(exec, &grid_pipelined_rows_kernel<Problem>).refusal;
     return refusal ? std::string_view(refusal) : std::string_view();
   }
 
@@ -569,7 +569,8 @@ struct GridPipelinedRows {
   static void run_with(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
                        int slots = GridPipelinedShape::most_slots) {
     using In = typename Problem::In;
-    const CooperativeLimits& device = limits<Problem>(exec);
+    const auto kernel = &grid_pipelined_rows_kernel<Problem>;
+    const CooperativeLimits& device = limits(exec, kernel);
     GridPipelinedShape shape{};
     shape.slices = plan.slices;
     shape.rows_a_slice = 1.0 / static_cast<double>(plan.slices);
@@ -585,8 +586,7 @@ struct GridPipelinedRows {
         problem.operation != Operation::logsumexp &&
         (plan.reads_twice || plan.slices > static_cast<index_type>(device.multiprocessors) * shape.slots);
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(exec, grid_pipelined_rows_kernel<Problem>, device.multiprocessors,
-                           GridPipelinedShape::threads,
+      launch_cooperatively(exec, kernel, device.multiprocessors, GridPipelinedShape::threads,
                            static_cast<std::size_t>(shape.slots) * shape.slot_bytes, problem, shape,
                            CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
     });
@@ -604,10 +604,9 @@ struct GridPipelinedRows {
     return plan.slices > 1 ? problem.geometry.rows * plan.slices : 0;
   }
 
-  template <class Problem>
-  static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
-    return cooperative_limits<grid_pipelined_rows_kernel<Problem>, GridPipelinedShape::threads, true>(
-        exec.cuda_device());
+  template <class Kernel>
+  static const CooperativeLimits& limits(const Kokkos::Cuda& exec, Kernel kernel) {
+    return cooperative_limits(kernel, exec.cuda_device(), GridPipelinedShape::threads, true);
   }
 };
 

@@ -538,6 +538,10 @@ cudaError_t launch_split_gemm(const SplitMatrix& x, const SplitMatrix& w, const 
   const cudaError_t error = prepare_gemm(launch, x, w, result, flags, plan);
   if (error != cudaSuccess) return error;
   return with_gemm_kernel<Epilogue>(plan, [&](auto kernel, int width, int shared_bytes) {
+    // Of the very pointer that is launched: nvcc gives every translation unit a kernel of its own.
+    const cudaError_t sized =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (sized != cudaSuccess) return sized;
     const GemmArguments& a = launch.arguments;
     const std::int64_t tiles =
         (a.left_extent + left_rows - 1) / left_rows * ((a.right_extent + width - 1) / width);

@@ -148,7 +148,7 @@ struct SplitRows {
     if (!layout.empty()) return layout;
     const ReductionPlan plan = ReductionPlan::of<typename Problem::In>(problem.geometry.columns);
     if (plan.slices > most_slices_of_small_blocks) return "a row has too many slices";
-    const CooperativeLimits& device = limits<1, Problem>(exec);
+    const CooperativeLimits& device = limits<1>(exec, &split_rows_kernel<1, Problem>);
     if (device.refusal) return device.refusal;
     // What is not faster than by grid_pipelined_rows, or could not be resident.
     if (problem.geometry.rows * plan.slices > most_slices(device))
@@ -161,7 +161,7 @@ struct SplitRows {
     const ReductionPlan plan = ReductionPlan::of<typename Problem::In>(problem.geometry.columns);
     // Small blocks on more multiprocessors while these last; which blocks reduce a slice moves no bits.
     const index_type slices = problem.geometry.rows * plan.slices;
-    const int multiprocessors = limits<1, Problem>(exec).multiprocessors;
+    const int multiprocessors = limits<1>(exec, &split_rows_kernel<1, Problem>).multiprocessors;
     if constexpr (sizeof(typename Problem::Acc) == 4) {
       if (plan.slices > 1 && slices * 4 <= most_small_blocks * multiprocessors) {
         launch<4>(exec, problem, plan);
@@ -190,10 +190,9 @@ struct SplitRows {
     return plan.slices > 1 ? problem.geometry.rows * plan.slices * ReductionPlan::shares : 0;
   }
 
-  template <int pieces, class Problem>
-  static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
-    return cooperative_limits<split_rows_kernel<pieces, Problem>, SplitRowsShape<pieces>::threads, false>(
-        exec.cuda_device());
+  template <int pieces, class Kernel>
+  static const CooperativeLimits& limits(const Kokkos::Cuda& exec, Kernel kernel) {
+    return cooperative_limits(kernel, exec.cuda_device(), SplitRowsShape<pieces>::threads, false);
   }
 
   template <int pieces, class Problem>
