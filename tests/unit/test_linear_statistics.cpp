@@ -146,7 +146,7 @@ struct Training {
 template <class XS, class YS, class T, class Exec>
 void check_training(const Exec& exec, const LinearCase& c, double eps = 1e-5, double offset = 0) {
   for (auto operation : head_operations) {
-    for (const auto& name : linear_implementations_and_default<Exec>()) {
+    for (const auto& name : linear_implementations_and_default<Exec, XS, XS, YS>()) {
       std::optional<ks::ScopedImplementation> forced;
       if (!name.empty()) forced.emplace(name);
       Training<T, Exec> training(c.n, eps, offset);
