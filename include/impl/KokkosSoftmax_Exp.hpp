@@ -137,9 +137,9 @@ struct ReducedExp {
   }
 };
 
-/// exp of each lane for x <= 0 (a little over does no harm) and NaN; NaN or +inf for +inf. Within two units in the
-/// last place; below the logarithm of the smallest normal 0, or rounded to a subnormal where the processor
-/// scales by powers of two.
+/// exp of each lane for x <= 0 (a little over does no harm) and NaN; NaN or +inf for +inf. Within two units
+/// in the last place; below the logarithm of the smallest normal 0, or rounded to a subnormal where the
+/// processor scales by powers of two.
 template <class Ops>
 [[gnu::always_inline]] inline typename Ops::Vector exp_of_vector_difference(const typename Ops::Vector& x) {
   using Acc = typename Ops::Acc;
