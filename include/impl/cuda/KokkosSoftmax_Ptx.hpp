@@ -26,13 +26,6 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   return c;
 }
 
-/// fma.rn.ftz.sat.f32 ("Floating Point Instructions: fma"): a * b + c clamped to [0, 1], 0 for NaN.
-__device__ __forceinline__ float fma_rn_ftz_sat(float a, float b, float c) {
-  float d;
-  asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
-  return d;
-}
-
 /// The address that instructions on .shared operands take ("State Spaces: Shared State Space").
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
@@ -124,21 +117,6 @@ __device__ __forceinline__ void mbarrier_wait_parity(Mbarrier* barrier, std::uin
 #else
   __trap();
 #endif
-}
-
-/// mbarrier.test_wait.parity: whether the phase of that parity has completed; then acquires likewise.
-__device__ __forceinline__ bool mbarrier_test_wait_parity(Mbarrier* barrier, std::uint32_t parity) {
-  std::uint32_t done = 0;
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-      : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
-#else
-  __trap();
-#endif
-  return done != 0;
 }
 
 /// cp.async.bulk from global to shared memory ("Data Movement and Conversion Instructions: cp.async.bulk"):
