@@ -22,7 +22,7 @@ namespace impl {
 
 // The kernels without a transform are in the library (src/): no user's file has to compile them.
 #ifndef KOKKOSSOFTMAX_INSTANTIATE_BACKEND
-#define KOKKOSSOFTMAX_EXTERN(EXEC, IN, OUT)                                               \
+#define KOKKOSSOFTMAX_EXTERN(EXEC, IN, OUT)                                                            \
   extern template void run_rows(const EXEC&, const RowsProblem<IN, OUT, BoundIdentity>&, const char*); \
   extern template void reserve_rows(const EXEC&, const RowsProblem<IN, OUT, BoundIdentity>&, const char*);
 #define KOKKOSSOFTMAX_EXTERN_PAIR(IN, OUT) KOKKOSSOFTMAX_FOR_EACH_BACKEND(KOKKOSSOFTMAX_EXTERN, IN, OUT)
@@ -235,8 +235,7 @@ void reserve(const Exec& exec, const X& x, const Y& y, Axis axis, const T& trans
   impl::check_types<Exec, X, Y, T, true, true>();
   const bool drops_axis = static_cast<int>(y.rank()) < static_cast<int>(x.rank());
   impl::with_problem(drops_axis ? impl::Operation::logsumexp : impl::Operation::softmax, "reserve", exec, x,
-                     y, axis, impl::as_transform(transform),
-                     [&](const auto& problem) {
+                     y, axis, impl::as_transform(transform), [&](const auto& problem) {
                        impl::reserve_rows(exec, problem, impl::operation_name(problem.operation));
                      });
 }

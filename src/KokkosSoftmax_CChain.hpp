@@ -16,8 +16,8 @@
 
 namespace KokkosSoftmax::c {
 
-/// Kinds beside those of the C interface: a BatchNorm of a head brought to factor and shift, with given statistics
-/// and with the batch's.
+/// Kinds beside those of the C interface: a BatchNorm of a head brought to factor and shift, with given
+/// statistics and with the batch's.
 inline constexpr std::int32_t normalizer_step = 30, batch_normalizer_step = 31;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -152,7 +152,8 @@ struct BoundAnyChain {
 
   struct Row {
     const BoundAnyChain* chain;
-    index_type at[max_steps];  ///< of a step's operand, the row's offset; of causal, the last column that is kept
+    index_type
+        at[max_steps];  ///< of a step's operand, the row's offset; of causal, the last column that is kept
 
     /// On all backends a function that is called: inlined wherever a kernel has a logit it would be most of
     /// the library.
@@ -166,7 +167,8 @@ struct BoundAnyChain {
     }
 
     template <int width, class Acc>
-    KOKKOS_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width], index_type first) const {
+    KOKKOS_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
+                                             index_type first) const {
       for (std::int32_t s = 0; s < chain->count; ++s) {
         const BoundStep& step = chain->step[s];
         switch (step.kind) {
@@ -260,7 +262,8 @@ struct BoundAnyChain {
       }
     };
 
-    KOKKOS_FORCEINLINE_FUNCTION static impl::BoundMask<bool>::Row mask_of(const BoundStep& step, index_type at) {
+    KOKKOS_FORCEINLINE_FUNCTION static impl::BoundMask<bool>::Row mask_of(const BoundStep& step,
+                                                                          index_type at) {
       return {{static_cast<const bool*>(step.operand.data) + at, step.operand.column_stride}};
     }
 
@@ -300,9 +303,10 @@ struct BoundAnyChain {
           const AnyBatchNorm& b = step.batch_norm;
           const Vector deviation =
               Ops::sqrt(b.variance.template vector<Ops>(column) + Vector(static_cast<Acc>(b.eps)));
-          value = impl::rounded_product_of_vectors<Ops>((value - b.mean.template vector<Ops>(column)) / deviation,
-                                                        b.gamma.template vector<Ops>(column)) +
-                  b.beta.template vector<Ops>(column);
+          value =
+              impl::rounded_product_of_vectors<Ops>((value - b.mean.template vector<Ops>(column)) / deviation,
+                                                    b.gamma.template vector<Ops>(column)) +
+              b.beta.template vector<Ops>(column);
           break;
         }
         case normalizer_step:
@@ -425,7 +429,7 @@ template <>
 inline constexpr int batch_norms_v<c::BoundAnyChain> = c::max_steps;
 
 // The kernels are in the sources made from KokkosSoftmax_CRows.cpp.in, for the heads as well.
-#define KOKKOSSOFTMAX_EXTERN(EXEC, IN, OUT)                                                                 \
+#define KOKKOSSOFTMAX_EXTERN(EXEC, IN, OUT)                                                               \
   extern template void run_rows(const EXEC&, const RowsProblem<IN, OUT, c::BoundAnyChain>&, const char*); \
   extern template void reserve_rows(const EXEC&, const RowsProblem<IN, OUT, c::BoundAnyChain>&, const char*);
 #define KOKKOSSOFTMAX_EXTERN_PAIR(IN, OUT) KOKKOSSOFTMAX_FOR_EACH_BACKEND(KOKKOSSOFTMAX_EXTERN, IN, OUT)

@@ -33,8 +33,8 @@ using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;
 using SoftmaxCandidates = CandidateList<SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 #endif
 
-/// Runs a call in canonical form, of an operation or of a step of one. Compiled into the library for the pairs of
-/// scalars in KokkosSoftmax_Scalars.hpp and no transform.
+/// Runs a call in canonical form, of an operation or of a step of one. Compiled into the library for the
+/// pairs of scalars in KokkosSoftmax_Scalars.hpp and no transform.
 template <class Exec, class In, class Out, class Transform>
 void run_rows(const Exec& exec, const RowsProblem<In, Out, Transform>& problem, const char* operation) {
   SoftmaxCandidates::choose(operation, exec, problem,

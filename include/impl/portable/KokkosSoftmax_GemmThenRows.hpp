@@ -462,10 +462,9 @@ struct GemmThenRows {
     if (!plan.y_holds_logits) logits.rows = y.rows = plan.logits_rows;
     char* scratch = plan.bytes ? static_cast<char*>(Pool<Exec>::get(exec, plan.bytes)) : nullptr;
     if (!plan.y_holds_logits) logits.data = reinterpret_cast<Acc*>(scratch + plan.logits_at);
-    with_parts(exec, p, prepared(exec, p, plan, scratch, false),
-               [&](const auto&, const auto&, const auto& rest) {
-                 rows_of(p, as_matrix(logits), y, rest, 0, use);
-               });
+    with_parts(
+        exec, p, prepared(exec, p, plan, scratch, false),
+        [&](const auto&, const auto&, const auto& rest) { rows_of(p, as_matrix(logits), y, rest, 0, use); });
   }
 
  private:
@@ -590,7 +589,8 @@ struct GemmThenRows {
       PrepareBatchNorms<Exec, Acc> prepare(exec, label, normalizers + 4 * normalizer.distance, n, fill);
       const auto before = prepare(p.head.before);
       const auto after = prepare(p.head.after);
-      return PreparedStatistics<std::remove_const_t<decltype(before)>, std::remove_const_t<decltype(normalizer)>,
+      return PreparedStatistics<std::remove_const_t<decltype(before)>,
+                                std::remove_const_t<decltype(normalizer)>,
                                 std::remove_const_t<decltype(after)>>{before, normalizer, after};
     } else {
       PrepareBatchNorms<Exec, Acc> prepare(exec, label, normalizers, n, fill);
@@ -600,9 +600,8 @@ struct GemmThenRows {
 
   /// Hands the softmax of the logits, in canonical form, to `use`.
   template <class Problem, class Acc, class Transform, class Use>
-  static void rows_of(const Problem& p, const Matrix<Acc>& logits,
-                      const Matrix<typename Problem::Y>& y, const Transform& transform, index_type first_row,
-                      const Use& use) {
+  static void rows_of(const Problem& p, const Matrix<Acc>& logits, const Matrix<typename Problem::Y>& y,
+                      const Transform& transform, index_type first_row, const Use& use) {
     const Block x_block = logits.block(), y_block = y.block();
     LogitShape shape;
     shape.rank = 2;
