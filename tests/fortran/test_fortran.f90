@@ -137,7 +137,7 @@ contains
       call check(all(y == expected), 'sections')
       call check(count(y == -7) == size(y) - 9 * 7 * 2, 'elements between those of a section')
     end do
-    call softmax(x(1:0, :, :), y(1:0, 1:7, 1:4))
+    call softmax(x(1:0, :, 1:4), y(1:0, 1:7, :))
     call softmax(x(5:5, 3:3, 2), y(7:7, 3:3, 1))
     call check(y(7, 3, 1) == 1, 'one element')
   end subroutine check_sections
