@@ -109,10 +109,32 @@ template <class Transform>
 auto shift_rows(const Transform& transform, index_type first_row) {
   if constexpr (std::is_same_v<Transform, BoundIdentity>) {
     return transform;
+  } else if constexpr (requires { transform.with_rows_from(first_row); }) {
+    return transform.with_rows_from(first_row);
   } else {
     return BoundRowShift<Transform>{transform, first_row};
   }
 }
+
+/// a, then b.
+template <class A, class B>
+auto chain_of(const A& a, const B& b) {
+  if constexpr (requires { a.followed_by(b); }) {
+    return a.followed_by(b);
+  } else if constexpr (requires { b.preceded_by(a); }) {
+    return b.preceded_by(a);
+  } else {
+    return BoundChain<A, B>{a, b};
+  }
+}
+
+/// A head's transform with batch statistics, its BatchNorms as normalizers.
+template <class Before, class Normalizer, class After>
+struct PreparedStatistics {
+  Before before;
+  Normalizer normalizer;
+  After after;
+};
 
 /// a b + c, rounded once; on hosts without such an instruction by way of double, which holds a float product.
 template <class Acc>
@@ -198,8 +220,7 @@ struct BoundBiasBeforeNormalizer {
 
   explicit BoundBiasBeforeNormalizer(const BoundBias<T>& b) : bias(b), is_taken_over(b.has_rows_alike()) {}
 
-  /// What the normalizer has to take off the mean.
-  KOKKOS_FORCEINLINE_FUNCTION double of_column(index_type column) const {
+  KOKKOS_FORCEINLINE_FUNCTION double taken_over(index_type column) const {
     return is_taken_over ? bias.at_row(0)(0.0, column) : 0.0;
   }
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return is_taken_over; }
@@ -227,22 +248,37 @@ struct BoundBiasBeforeNormalizer {
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {bias.at_row(row), is_taken_over}; }
 };
 
-/// A bound transform as it stands right before a normalizer.
+/// A bound transform as it stands right before a normalizer, which takes over a bias at its end.
 template <class T>
-const T& before_normalizer(const T& transform) {
-  return transform;
+auto before_normalizer(const T& transform) {
+  if constexpr (requires { transform.before_normalizer(); }) {
+    return transform.before_normalizer();
+  } else {
+    return transform;
+  }
 }
 template <class T>
-BoundBiasBeforeNormalizer<T> before_normalizer(const BoundBias<T>& bias) {
+auto before_normalizer(const BoundBias<T>& bias) {
   return BoundBiasBeforeNormalizer<T>(bias);
 }
-template <class T>
-KOKKOS_FORCEINLINE_FUNCTION double taken_over(const T&, index_type) {
-  return 0;
+template <class A, class T>
+auto before_normalizer(const BoundChain<A, BoundBias<T>>& chain) {
+  return BoundChain<A, BoundBiasBeforeNormalizer<T>>{chain.a, BoundBiasBeforeNormalizer<T>(chain.b)};
 }
+
+/// What the normalizer after such a transform has to take off a column's mean.
 template <class T>
-KOKKOS_FORCEINLINE_FUNCTION double taken_over(const BoundBiasBeforeNormalizer<T>& bias, index_type column) {
-  return bias.of_column(column);
+KOKKOS_FORCEINLINE_FUNCTION double taken_over(const T& before, index_type column) {
+  if constexpr (requires { before.taken_over(column); }) {
+    return before.taken_over(column);
+  } else {
+    return 0;
+  }
+}
+template <class A, class T>
+KOKKOS_FORCEINLINE_FUNCTION double taken_over(const BoundChain<A, BoundBiasBeforeNormalizer<T>>& before,
+                                              index_type column) {
+  return before.b.taken_over(column);
 }
 
 /// From a column's moments to its normalizer; updates the running statistics. The moments are those with
@@ -305,11 +341,15 @@ class PrepareBatchNorms {
 
   template <class T>
   T operator()(const T& transform) {
-    return transform;
+    if constexpr (requires { transform.with_prepared_batch_norms(*this); }) {
+      return transform.with_prepared_batch_norms(*this);
+    } else {
+      return transform;
+    }
   }
   template <class M, class V, class G, class B>
   auto operator()(const BoundBatchNorm<M, V, G, B>& given) {
-    return normalizer_of(given, BoundIdentity{});
+    return normalizer(given, BoundIdentity{});
   }
   template <class A, class B>
   auto operator()(const BoundChain<A, B>& chain) {
@@ -319,10 +359,23 @@ class PrepareBatchNorms {
   }
   template <class T, class M, class V, class G, class B>
   auto operator()(const BoundChain<BoundBias<T>, BoundBatchNorm<M, V, G, B>>& chain) {
-    const auto bias = before_normalizer(chain.a);
-    const auto normalizer = normalizer_of(chain.b, bias);
-    return BoundChain<std::remove_const_t<decltype(bias)>, std::remove_const_t<decltype(normalizer)>>{
-        bias, normalizer};
+    return with_bias_taken_over(chain.a, chain.b);
+  }
+  template <class A, class T, class M, class V, class G, class B>
+  auto operator()(const BoundChain<BoundChain<A, BoundBias<T>>, BoundBatchNorm<M, V, G, B>>& chain) {
+    return with_bias_taken_over((*this)(chain.a), chain.b);
+  }
+
+  /// Of a BatchNorm with gamma, variance, beta and mean of a column, and eps, after what before_normalizer
+  /// gave.
+  template <class BatchNorm, class Before>
+  BoundNormalizer<Acc> normalizer(const BatchNorm& given, const Before& before) {
+    using Normalizer = BoundNormalizer<Acc>;
+    const Normalizer result{next_, Normalizer::distance_for(columns_)};
+    const MakeGivenNormalizer<Acc, BatchNorm, Before> make{given, before, {next_, result.distance}};
+    next_ += Normalizer::arrays * result.distance;
+    if (fill_) launch_range(exec_, label_ + "::batch_norm", columns_, make);
+    return result;
   }
 
  private:
@@ -332,14 +385,12 @@ class PrepareBatchNorms {
   index_type columns_;
   bool fill_;
 
-  template <class BatchNorm, class Before>
-  BoundNormalizer<Acc> normalizer_of(const BatchNorm& given, const Before& before) {
-    using Normalizer = BoundNormalizer<Acc>;
-    const Normalizer normalizer{next_, Normalizer::distance_for(columns_)};
-    const MakeGivenNormalizer<Acc, BatchNorm, Before> make{given, before, {next_, normalizer.distance}};
-    next_ += Normalizer::arrays * normalizer.distance;
-    if (fill_) launch_range(exec_, label_ + "::batch_norm", columns_, make);
-    return normalizer;
+  template <class A, class BatchNorm>
+  auto with_bias_taken_over(const A& with_bias, const BatchNorm& given) {
+    const auto before = before_normalizer(with_bias);
+    const auto after = normalizer(given, before);
+    return BoundChain<std::remove_const_t<decltype(before)>, std::remove_const_t<decltype(after)>>{before,
+                                                                                                   after};
   }
 };
 
@@ -502,7 +553,7 @@ struct GemmThenRows {
     BlasMatrix<Acc> logits = plan.logits;
     if (!plan.y_holds_logits) logits.data = reinterpret_cast<Acc*>(scratch + plan.logits_at);
     const bool softmax_by_panels = !plan.y_holds_logits && !Problem::Head::has_statistics;
-    const auto use = [&](auto implementation, const auto& problem) { implementation.run(exec, problem); };
+    const auto use = [&](const auto& problem) { run_rows(exec, problem, p.softmax_step()); };
     const auto transform = prepared(exec, p, plan, scratch, true);
     with_parts(exec, p, transform, [&](const auto& epilogue, const auto& before, const auto& rest) {
       for (index_type first = 0; first < m; first += plan.panel_rows) {
@@ -510,13 +561,13 @@ struct GemmThenRows {
         const BlasMatrix<Acc> panel = logits.row_panel(softmax_by_panels ? 0 : first, rows);
         multiply(exec, p, plan, scratch, first, panel, epilogue);
         if (softmax_by_panels) {
-          rows_of(exec, p, as_matrix(panel), p.y.row_panel(first, rows), rest, first, use);
+          rows_of(p, as_matrix(panel), p.y.row_panel(first, rows), rest, first, use);
         }
       }
       if constexpr (Problem::Head::has_statistics) {
         statistics(exec, p, plan, scratch, as_matrix(logits), before);
       }
-      if (!softmax_by_panels) rows_of(exec, p, as_matrix(logits), p.y, rest, 0, use);
+      if (!softmax_by_panels) rows_of(p, as_matrix(logits), p.y, rest, 0, use);
     });
     last_implementation_slot() = name;
   }
@@ -532,21 +583,15 @@ struct GemmThenRows {
     } else {
       Gemm::reserve(exec);
     }
-    const auto use = [&](auto implementation, const auto& problem) {
-      implementation.reserve(exec, problem);
-      auto no_rows = problem;
-      no_rows.geometry.rows = 0;
-      implementation.run(exec, no_rows);
-    };
+    const auto use = [&](const auto& problem) { reserve_rows(exec, problem, p.softmax_step()); };
     BlasMatrix<Acc> logits = plan.logits;
     Matrix<typename Problem::Y> y = p.y;
     if (!plan.y_holds_logits) logits.rows = y.rows = plan.logits_rows;
     char* scratch = plan.bytes ? static_cast<char*>(Pool<Exec>::get(exec, plan.bytes)) : nullptr;
     if (!plan.y_holds_logits) logits.data = reinterpret_cast<Acc*>(scratch + plan.logits_at);
-    with_parts(exec, p, prepared(exec, p, plan, scratch, false),
-               [&](const auto&, const auto&, const auto& rest) {
-                 rows_of(exec, p, as_matrix(logits), y, rest, 0, use);
-               });
+    with_parts(
+        exec, p, prepared(exec, p, plan, scratch, false),
+        [&](const auto&, const auto&, const auto& rest) { rows_of(p, as_matrix(logits), y, rest, 0, use); });
   }
 
  private:
@@ -558,10 +603,10 @@ struct GemmThenRows {
   template <class Exec, class Problem, class Transform, class Use>
   static void with_parts(const Exec& exec, const Problem& p, const Transform& transform, const Use& use) {
     if constexpr (Problem::Head::has_statistics) {
-      const auto rest = chain_of(transform.a.b, transform.b);
-      if (use_fused(exec, p, transform.a.a, rest, use)) return;
+      const auto rest = chain_of(transform.normalizer, transform.after);
+      if (use_fused(exec, p, transform.before, rest, use)) return;
       use(BoundIdentity{}, p.head.before,
-          chain_of(chain_of(before_normalizer(transform.a.a), transform.a.b), transform.b));
+          chain_of(chain_of(before_normalizer(transform.before), transform.normalizer), transform.after));
     } else {
       if (!use_fused(exec, p, transform, BoundIdentity{}, use))
         use(BoundIdentity{}, BoundIdentity{}, transform);
@@ -578,11 +623,6 @@ struct GemmThenRows {
     } else {
       return false;
     }
-  }
-
-  template <class A, class B>
-  static BoundChain<A, B> chain_of(const A& a, const B& b) {
-    return {a, b};
   }
 
   template <class T>
@@ -666,7 +706,7 @@ struct GemmThenRows {
                       Normalizer::distance_for(p.w.rows)};
   }
 
-  /// The head's transform, its BatchNorms as normalizers; that of the batch's statistics is first.
+  /// The head's transform, its BatchNorms as normalizers; that of the batch's statistics is first in memory.
   template <class Exec, class Problem, class Plan>
   static auto prepared(const Exec& exec, const Problem& p, const Plan& plan, char* scratch, bool fill) {
     using Acc = typename Problem::Acc;
@@ -679,20 +719,19 @@ struct GemmThenRows {
           exec, label, normalizers + BoundNormalizer<Acc>::arrays * normalizer.distance, n, fill);
       const auto before = prepare(p.head.before);
       const auto after = prepare(p.head.after);
-      using Before =
-          BoundChain<std::remove_const_t<decltype(before)>, std::remove_const_t<decltype(normalizer)>>;
-      return BoundChain<Before, std::remove_const_t<decltype(after)>>{{before, normalizer}, after};
+      return PreparedStatistics<std::remove_const_t<decltype(before)>,
+                                std::remove_const_t<decltype(normalizer)>,
+                                std::remove_const_t<decltype(after)>>{before, normalizer, after};
     } else {
       PrepareBatchNorms<Exec, Acc> prepare(exec, label, normalizers, n, fill);
       return prepare(p.head.transform);
     }
   }
 
-  /// Hands the softmax of the logits, in canonical form, to its implementation.
-  template <class Exec, class Problem, class Acc, class Transform, class Use>
-  static void rows_of(const Exec& exec, const Problem& p, const Matrix<Acc>& logits,
-                      const Matrix<typename Problem::Y>& y, const Transform& transform, index_type first_row,
-                      const Use& use) {
+  /// Hands the softmax of the logits, in canonical form, to `use`.
+  template <class Problem, class Acc, class Transform, class Use>
+  static void rows_of(const Problem& p, const Matrix<Acc>& logits, const Matrix<typename Problem::Y>& y,
+                      const Transform& transform, index_type first_row, const Use& use) {
     const Block x_block = logits.block(), y_block = y.block();
     LogitShape shape;
     shape.rank = 2;
@@ -700,15 +739,9 @@ struct GemmThenRows {
     shape.extent[0] = shape.rows = logits.rows;
     shape.extent[1] = shape.columns = logits.columns;
     const auto shifted = shift_rows(transform, first_row);
-    const RowsProblem<Acc, typename Problem::Y, std::remove_const_t<decltype(shifted)>> problem{
-        logits.data,
-        y.data,
-        p.operation,
-        axis_is_strided(shape, x_block),
-        RowGeometry::of(shape, x_block, y_block),
-        shifted};
-    SoftmaxCandidates::choose(p.softmax_step(), exec, problem,
-                              [&](auto implementation) { use(implementation, problem); });
+    use(RowsProblem<Acc, typename Problem::Y, std::remove_const_t<decltype(shifted)>>{
+        logits.data, y.data, p.operation, axis_is_strided(shape, x_block),
+        RowGeometry::of(shape, x_block, y_block), shifted});
   }
 };
 
