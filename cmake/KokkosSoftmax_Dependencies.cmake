@@ -100,6 +100,10 @@ function(_kokkossoftmax_find_fast_blas out_var)
       ""
       PARENT_SCOPE
   )
+  # Configured once more, the cache names the OpenBLAS that was fetched, and any vendor would seem to be found.
+  if("$CACHE{BLAS_LIBRARIES}" STREQUAL "scipy_openblas")
+    return()
+  endif()
   set(vendors ${BLA_VENDOR})
   if(NOT vendors)
     set(vendors Intel10_64lp OpenBLAS FLAME Arm_mp Apple IBMESSL_SMP)

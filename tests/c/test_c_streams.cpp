@@ -20,7 +20,6 @@ using namespace tests;
 using Exec = Kokkos::Cuda;
 using Matrix = Kokkos::View<float**, Kokkos::LayoutRight, Exec::memory_space>;
 
-#define EXPECT_OK(call) EXPECT_EQ(call, KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error()
 #define EXPECT_REFUSED(expected, part, call)                 \
   do {                                                       \
     EXPECT_EQ(call, expected) << kokkossoftmax_last_error(); \
