@@ -63,6 +63,24 @@ struct ExponentialBelow<double> {
   __device__ double uncorrected(double value) const { return exp(value - max); }
 };
 
+/// The same for rows in registers, as exact as an output shows. Where it `subtracts_first`, the maximum has
+/// been subtracted from the values.
+template <class Out, class Acc>
+struct RowExponential {
+  Acc max;
+  static constexpr Acc correction = 1;
+  __device__ explicit RowExponential(Acc max_) : max(max_) {}
+  __device__ static constexpr bool subtracts_first() { return false; }
+  __device__ Acc operator()(Acc value) const { return exp_for_output<Out>(value - max); }
+};
+
+template <class Out>
+requires(!is_16_bit_v<Out>) struct RowExponential<Out, float> : ExponentialBelow<float> {
+  using ExponentialBelow<float>::ExponentialBelow;
+  __device__ bool subtracts_first() const { return subtracted != 0.0f; }
+  __device__ float operator()(float value) const { return ex2_approx_ftz(fmaf(value, log2e, -offset)); }
+};
+
 /// The maximum of two, NaN where one of them is.
 __device__ inline float maximum_or_nan(float a, float b) {
   return max_nan(a, b);
