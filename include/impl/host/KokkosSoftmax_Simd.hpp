@@ -210,7 +210,7 @@ struct SimdOps {
   KOKKOSSOFTMAX_HOST_FUNCTION static Mask mask_of(const Keeps& keeps) {
     alignas(64) Acc lanes[width];
     for (int i = 0; i < width; ++i) lanes[i] = keeps(i) ? Acc(1) : Acc(0);
-    return load(lanes) > Vector(Acc(0));
+    return Vector(Acc(0)) < load(lanes);  // Kokkos 4.5.1 has > of double with its operands exchanged
   }
   /// True in the first `count` lanes (0 or less: in none).
   KOKKOSSOFTMAX_HOST_FUNCTION static Mask mask_of_first(index_type count) {
