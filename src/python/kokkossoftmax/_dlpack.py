@@ -14,30 +14,10 @@ INT, UINT, FLOAT, BFLOAT, BOOL = 0, 1, 2, 4, 6
 READ_ONLY = 1
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-class _Versioned(ctypes.Structure):
-    _fields_ = [
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("manager_context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
-    ]
+# DLTensor as words of 64 bits: data; device type, id; ndim, dtype (code, bits, lanes); shape; strides; byte_offset. A
+# versioned one has its version (two numbers), the manager's context, a deleter and flags in front.
+_WORDS = [ctypes.c_int64 * count for count in range(65)]
+_VERSION_BYTES = 32
 
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -55,29 +35,38 @@ def capsule_of(array, stream: int | None):
         return array.__dlpack__(**keywords)
 
 
+def address(capsule):
+    """The address alone, of a fresh unversioned capsule without a byte offset, as NumPy's are."""
+    return _void.from_address(_get_pointer(capsule, b"dltensor")).value or 0
+
+
+_void = ctypes.c_void_p
+
+
 def read(capsule):
     """(address, type code, bits, device type, device, shape, strides in elements, read-only) of a capsule's tensor."""
     read_only = False
     if _is_valid(capsule, b"dltensor_versioned"):
-        managed = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
-        if managed.major > 1:
-            raise ValueError(f"kokkossoftmax: DLPack of version {managed.major} is not known")
-        read_only = bool(managed.flags & READ_ONLY)
-        tensor = managed.tensor
+        at = _get_pointer(capsule, b"dltensor_versioned")
+        version, _, _, flags = _WORDS[4].from_address(at)[:]
+        if version & 0xFFFFFFFF > 1:
+            raise ValueError(f"kokkossoftmax: DLPack of version {version & 0xFFFFFFFF} is not known")
+        read_only = bool(flags & READ_ONLY)
+        at += _VERSION_BYTES
     elif _is_valid(capsule, b"dltensor"):
-        tensor = _Tensor.from_address(_get_pointer(capsule, b"dltensor"))
+        at = _get_pointer(capsule, b"dltensor")
     else:
         raise ValueError("kokkossoftmax: __dlpack__ did not return a fresh DLPack capsule")
-    if tensor.lanes != 1:
+    data, device, kind, shape_at, strides_at, offset = _WORDS[6].from_address(at)[:]
+    rank, kind = kind & 0xFFFFFFFF, kind >> 32
+    if kind >> 16 != 1:
         raise ValueError("kokkossoftmax: arrays of short vectors (DLPack lanes) are not taken")
-    rank = tensor.ndim
-    shape = tuple(tensor.shape[:rank]) if rank else ()
-    if rank and tensor.strides:
-        strides = tuple(tensor.strides[:rank])
+    if rank == 0:
+        shape = strides = ()
     else:
-        strides = contiguous(shape)
-    address = (tensor.data or 0) + tensor.byte_offset
-    return address, tensor.code, tensor.bits, tensor.device_type, tensor.device_id, shape, strides, read_only
+        shape = tuple(_WORDS[rank].from_address(shape_at))
+        strides = tuple(_WORDS[rank].from_address(strides_at)) if strides_at else contiguous(shape)
+    return data + offset, kind & 0xFF, kind >> 8 & 0xFF, device & 0xFFFFFFFF, device >> 32, shape, strides, read_only
 
 
 def contiguous(shape):
