@@ -70,6 +70,24 @@ concept view_of_operand = requires(const View& view) {
 // column. One that has on_vector does the same on the host to a vector of consecutive columns, the first of
 // them given: Ops is SimdOps (impl/host/KokkosSoftmax_Simd.hpp), and this file knows no vectors.
 
+/// rounded_product() of the host's vectors.
+template <class Ops>
+typename Ops::Vector rounded_product_of_vectors(const typename Ops::Vector& a,
+                                                const typename Ops::Vector& b) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return Ops::fma(a, b, typename Ops::Vector(-typename Ops::Acc(0)));
+#else
+  return a * b;
+#endif
+}
+
+/// (value - mean) / sqrt(variance + eps) * gamma + beta.
+template <class Acc>
+KOKKOS_FORCEINLINE_FUNCTION Acc batch_normalized(Acc value, Acc mean, Acc variance, Acc eps, Acc gamma,
+                                                 Acc beta) {
+  return rounded_product<Acc>((value - mean) / Kokkos::sqrt(variance + eps), gamma) + beta;
+}
+
 /// From the linear index of a row to an offset in an operand that may broadcast.
 struct RowOffset {
   int rank = 0;
@@ -228,11 +246,11 @@ struct BoundFunctor {
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const
         requires(takes_vectors_of_columns<F, typename Ops::Vector> ||
-                 requires { F::template with<Ops>(value); }) {
+                 requires { f->template with<Ops>(value); }) {
       if constexpr (takes_vectors_of_columns<F, typename Ops::Vector>) {
         value = f->on_vector(value, row, column);
       } else {
-        value = F::template with<Ops>(value);
+        value = f->template with<Ops>(value);
       }
     }
   };
@@ -349,17 +367,17 @@ struct BoundBatchNorm {
     const BoundBatchNorm* all;
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
-      const Acc deviation = Kokkos::sqrt(load_as<Acc>(all->variance(column)) + static_cast<Acc>(all->eps));
-      return (value - load_as<Acc>(all->mean(column))) / deviation * load_as<Acc>(all->gamma(column)) +
-             load_as<Acc>(all->beta(column));
+      return batch_normalized<Acc>(value, load_as<Acc>(all->mean(column)),
+                                   load_as<Acc>(all->variance(column)), static_cast<Acc>(all->eps),
+                                   load_as<Acc>(all->gamma(column)), load_as<Acc>(all->beta(column)));
     }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
       using Vector = typename Ops::Vector;
       const Vector deviation = Ops::sqrt(all->variance.template vector<Ops>(column) +
                                          Vector(static_cast<typename Ops::Acc>(all->eps)));
-      value = (value - all->mean.template vector<Ops>(column)) / deviation *
-                  all->gamma.template vector<Ops>(column) +
+      value = rounded_product_of_vectors<Ops>((value - all->mean.template vector<Ops>(column)) / deviation,
+                                              all->gamma.template vector<Ops>(column)) +
               all->beta.template vector<Ops>(column);
     }
   };
@@ -674,11 +692,11 @@ struct ScaleFunction {
   double factor;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
-    return value * static_cast<Acc>(factor);
+    return rounded_product(value, static_cast<Acc>(factor));
   }
-  template <class Vector>
-  Vector on_vector(const Vector& value, index_type, index_type) const {
-    return value * Vector(static_cast<typename Vector::value_type>(factor));
+  template <class Ops, class Vector>
+  Vector with(const Vector& value) const {
+    return rounded_product_of_vectors<Ops>(value, Vector(static_cast<typename Ops::Acc>(factor)));
   }
 };
 

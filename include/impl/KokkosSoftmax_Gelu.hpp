@@ -38,7 +38,7 @@ KOKKOS_FORCEINLINE_FUNCTION float gelu_by_erf(float x) {
 
 /// x Phi(x) with erf.
 KOKKOS_FORCEINLINE_FUNCTION double gelu_by_erf(double x) {
-  return 0.5 * x * (1 + Kokkos::erf(x * 0.70710678118654752440));
+  return rounded_product(0.5 * x, 1 + Kokkos::erf(x * 0.70710678118654752440));
 }
 
 /// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3). The same as x / (1 + exp(-2 u)), where
@@ -46,7 +46,7 @@ KOKKOS_FORCEINLINE_FUNCTION double gelu_by_erf(double x) {
 KOKKOS_FORCEINLINE_FUNCTION double gelu_by_tanh(double x) {
   const double twice_u = 1.59576912160573071176 * (x + 0.044715 * x * x * x);
   const double power = exp_of_difference(twice_u < 0 ? twice_u : -twice_u);
-  return x * ((twice_u < 0 ? power : 1.0) / (1.0 + power));
+  return rounded_product(x, (twice_u < 0 ? power : 1.0) / (1.0 + power));
 }
 
 /// As gelu_by_erf: max(x, 0) - |x| / (1 + exp(2 |u|)), the second factor as 2 to the power of a

@@ -10,6 +10,7 @@
 
 #include <Kokkos_Core.hpp>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -202,6 +203,23 @@ KOKKOS_FORCEINLINE_FUNCTION T store_as(Acc value) {
   } else {
     return static_cast<T>(value);
   }
+}
+
+/// a * b, rounded before whatever comes next. A compiler that fuses a product with the sum of the next stage
+/// does so here and there, as loops and branches fall, and a chain would not have the same bits everywhere.
+template <class Acc>
+KOKKOS_FORCEINLINE_FUNCTION Acc rounded_product(Acc a, Acc b) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(Acc) == 4) {
+    return __fmul_rn(a, b);
+  } else {
+    return __dmul_rn(a, b);
+  }
+#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return std::fma(a, b, -Acc(0));
+#else
+  return a * b;
+#endif
 }
 
 template <class Acc>

@@ -210,22 +210,32 @@ class PrepareBatchNorms {
 
   template <class T>
   T operator()(const T& transform) {
-    return transform;
+    if constexpr (requires { transform.with_prepared_batch_norms(*this); }) {
+      return transform.with_prepared_batch_norms(*this);
+    } else {
+      return transform;
+    }
   }
   template <class M, class V, class G, class B>
   auto operator()(const BoundBatchNorm<M, V, G, B>& given) {
-    using Normalizer = BoundNormalizer<Acc, false>;
-    const Normalizer normalizer{next_, Normalizer::distance_for(columns_)};
-    const MakeGivenNormalizer<Acc, BoundBatchNorm<M, V, G, B>> make{given, next_, normalizer.distance};
-    next_ += 4 * normalizer.distance;
-    if (fill_) launch_range(exec_, label_ + "::batch_norm", columns_, make);
-    return normalizer;
+    return normalizer(given);
   }
   template <class A, class B>
   auto operator()(const BoundChain<A, B>& chain) {
     const auto a = (*this)(chain.a);
     const auto b = (*this)(chain.b);
     return BoundChain<std::remove_const_t<decltype(a)>, std::remove_const_t<decltype(b)>>{a, b};
+  }
+
+  /// Of a BatchNorm with gamma, variance, beta and mean of a column, and eps.
+  template <class BatchNorm>
+  BoundNormalizer<Acc, false> normalizer(const BatchNorm& given) {
+    using Normalizer = BoundNormalizer<Acc, false>;
+    const Normalizer result{next_, Normalizer::distance_for(columns_)};
+    const MakeGivenNormalizer<Acc, BatchNorm> make{given, next_, result.distance};
+    next_ += 4 * result.distance;
+    if (fill_) launch_range(exec_, label_ + "::batch_norm", columns_, make);
+    return result;
   }
 
  private:

@@ -1,0 +1,389 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// A chain of transforms that is known at run time: one type for all chains, so that the C interface compiles
+/// each kernel once. Gives the bits of the same chain written with the library's `|`.
+
+#ifndef KOKKOSSOFTMAX_CCHAIN_HPP
+#define KOKKOSSOFTMAX_CCHAIN_HPP
+
+#include "KokkosSoftmax_CCalls.hpp"
+
+#include <KokkosSoftmax_Softmax.hpp>
+#include <impl/host/KokkosSoftmax_Simd.hpp>
+#include <impl/portable/KokkosSoftmax_GemmThenRows.hpp>
+
+namespace KokkosSoftmax::c {
+
+/// A kind beside those of the C interface: a BatchNorm of a head, brought to factor and shift.
+inline constexpr std::int32_t normalizer_step = 31;
+
+// ---------------------------------------------------------------------------------------------------------
+// Operands of a scalar that is known at run time.
+
+/// Calls `use` with the operand's type.
+template <class Use>
+KOKKOS_FORCEINLINE_FUNCTION auto with_scalar(const void* data, std::int32_t scalar, const Use& use) {
+  switch (scalar) {
+    case KOKKOSSOFTMAX_DOUBLE:
+      return use(static_cast<const double*>(data));
+    case KOKKOSSOFTMAX_HALF:
+      return use(static_cast<const half_t*>(data));
+    case KOKKOSSOFTMAX_BFLOAT16:
+      return use(static_cast<const bhalf_t*>(data));
+    default:
+      return use(static_cast<const float*>(data));
+  }
+}
+
+template <class Acc>
+struct LoadAny {
+  index_type at;
+  template <class T>
+  KOKKOS_FORCEINLINE_FUNCTION Acc operator()(const T* data) const {
+    return impl::load_as<Acc>(data[at]);
+  }
+};
+
+template <class Acc>
+KOKKOS_FORCEINLINE_FUNCTION Acc load_any(const void* data, std::int32_t scalar, index_type at) {
+  return with_scalar(data, scalar, LoadAny<Acc>{at});
+}
+
+template <class Ops>
+struct LoadAnyVector {
+  index_type at, stride;
+  template <class T>
+  auto operator()(const T* data) const {
+    return Ops::load_strided(data + at, stride);
+  }
+};
+
+struct AnyLogitOperand {
+  const void* data;
+  index_type column_stride;
+  impl::RowOffset row_offset;
+};
+
+struct AnyColumnOperand {
+  const void* data;
+  index_type stride;
+  std::int32_t scalar;
+
+  /// For what is made once a column; exact.
+  KOKKOS_FORCEINLINE_FUNCTION double operator()(index_type column) const { return at<double>(column); }
+  template <class Acc>
+  KOKKOS_FORCEINLINE_FUNCTION Acc at(index_type column) const {
+    return load_any<Acc>(data, scalar, column * stride);
+  }
+  template <class Ops>
+  auto vector(index_type column) const {
+    return with_scalar(data, scalar, LoadAnyVector<Ops>{column * stride, stride});
+  }
+};
+
+struct AnyBatchNorm {
+  AnyColumnOperand mean, variance, gamma, beta;
+  double eps;
+};
+
+// ---------------------------------------------------------------------------------------------------------
+// The bound chain: plain device data.
+
+struct AnyNormalizer {
+  const void* factor;  ///< accumulators, as BoundNormalizer has them
+  index_type distance;
+
+  template <class Acc>
+  KOKKOS_FORCEINLINE_FUNCTION auto row() const {
+    using Normalizer = impl::BoundNormalizer<Acc, false>;
+    return typename Normalizer::Row{Normalizer{static_cast<const Acc*>(factor), distance}};
+  }
+};
+
+struct BoundStep {
+  std::int32_t kind;
+  std::int32_t scalar;  ///< of the operand of a bias or a temperature
+  union {
+    double factor;
+    impl::BoundCausal causal;
+    AnyLogitOperand operand;  ///< mask, bias, temperature
+    AnyBatchNorm batch_norm;
+    AnyNormalizer normalizer;
+  };
+  BoundStep() : kind(0), scalar(0), operand{} {}
+};
+
+/// Whether the library's own transforms of a kind go on the host's vectors.
+template <class Ops>
+constexpr bool kind_goes_on_vectors(std::int32_t kind) {
+  using impl::goes_on_vectors;
+  if (kind == KOKKOSSOFTMAX_GELU_ERF)
+    return goes_on_vectors<impl::BoundFunctor<impl::GeluErfFunction>::Row, Ops>;
+  if (kind == KOKKOSSOFTMAX_GELU_TANH)
+    return goes_on_vectors<impl::BoundFunctor<impl::GeluTanhFunction>::Row, Ops>;
+  if (kind == normalizer_step)
+    return goes_on_vectors<typename impl::BoundNormalizer<typename Ops::Acc, false>::Row, Ops>;
+  return true;
+}
+
+/// Their chain does when all of its steps do.
+template <class Ops>
+constexpr std::uint32_t kinds_without_vectors() {
+  std::uint32_t kinds = 0;
+  for (std::int32_t kind = 0; kind < 32; ++kind) {
+    if (!kind_goes_on_vectors<Ops>(kind)) kinds |= std::uint32_t(1) << kind;
+  }
+  return kinds;
+}
+
+struct BoundAnyChain {
+  std::int32_t count = 0;
+  std::uint32_t kinds = 0;  ///< a bit for each kind that is in it
+  bool rows_alike = true;
+  BoundStep step[max_steps];
+
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return rows_alike; }
+
+  struct Row {
+    const BoundAnyChain* chain;
+    index_type at[max_steps];  ///< of a step's operand, the row's offset; of causal, the last column that is kept
+
+    /// On all backends a function that is called: inlined wherever a kernel has a logit it would be most of
+    /// the library.
+    template <class Acc>
+    KOKKOS_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
+      Acc values[1] = {value};
+      bool keeps[1] = {kept};
+      apply_to_neighbours<1>(values, keeps, column);
+      value = values[0];
+      kept = keeps[0];
+    }
+
+    template <int width, class Acc>
+    KOKKOS_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width], index_type first) const {
+      for (std::int32_t s = 0; s < chain->count; ++s) {
+        const BoundStep& step = chain->step[s];
+        switch (step.kind) {
+          case KOKKOSSOFTMAX_SCALE: {
+            const impl::ScaleFunction scale{step.factor};
+            for (int i = 0; i < width; ++i) value[i] = scale(value[i], 0, 0);
+            break;
+          }
+          case KOKKOSSOFTMAX_TEMPERATURE: {
+            const Acc temperature = load_any<Acc>(step.operand.data, step.scalar, at[s]);
+            for (int i = 0; i < width; ++i) value[i] = value[i] / temperature;
+            break;
+          }
+          case KOKKOSSOFTMAX_MASK: {
+            const auto mask = mask_of(step, at[s]);
+            for (int i = 0; i < width; ++i) kept[i] = kept[i] && mask.keeps(first + i);
+            break;
+          }
+          case KOKKOSSOFTMAX_CAUSAL:
+            for (int i = 0; i < width; ++i) kept[i] = kept[i] && first + i <= at[s];
+            break;
+          case KOKKOSSOFTMAX_BIAS:
+            with_scalar(step.operand.data, step.scalar,
+                        AddBias<width, Acc>{value, at[s] + first * step.operand.column_stride,
+                                            step.operand.column_stride});
+            break;
+          case KOKKOSSOFTMAX_GELU_ERF:
+            for (int i = 0; i < width; ++i) value[i] = impl::GeluErfFunction{}(value[i], 0, 0);
+            break;
+          case KOKKOSSOFTMAX_GELU_TANH:
+            for (int i = 0; i < width; ++i) value[i] = impl::GeluTanhFunction{}(value[i], 0, 0);
+            break;
+          case KOKKOSSOFTMAX_RELU:
+            for (int i = 0; i < width; ++i) value[i] = impl::ReluFunction{}(value[i], 0, 0);
+            break;
+          case KOKKOSSOFTMAX_BATCH_NORM: {
+            const AnyBatchNorm& b = step.batch_norm;
+            for (int i = 0; i < width; ++i) {
+              const index_type column = first + i;
+              value[i] = impl::batch_normalized<Acc>(
+                  value[i], b.mean.template at<Acc>(column), b.variance.template at<Acc>(column),
+                  static_cast<Acc>(b.eps), b.gamma.template at<Acc>(column), b.beta.template at<Acc>(column));
+            }
+            break;
+          }
+          default: {
+            const auto normalizer = step.normalizer.template row<Acc>();
+            for (int i = 0; i < width; ++i) value[i] = normalizer(value[i], first + i);
+          }
+        }
+      }
+    }
+
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept, index_type column) const {
+      if (chain->kinds & kinds_without_vectors<Ops>()) {
+        // Then the library's own chain goes logit by logit.
+        using Acc = typename Ops::Acc;
+        alignas(64) Acc lane[Ops::width];
+        bool keeps[Ops::width];
+        Ops::store(lane, value);
+        for (int i = 0; i < Ops::width; ++i) keeps[i] = true;
+        apply_to_neighbours<Ops::width>(lane, keeps, column);
+        value = Ops::load(lane);
+        kept = kept && Ops::mask_of_bools(keeps);
+        return;
+      }
+      for (std::int32_t s = 0; s < chain->count; ++s) {
+        step_on_vector<Ops>(chain->step[s], at[s], value, kept, column);
+      }
+    }
+
+   private:
+    template <int width, class Acc>
+    struct AddBias {
+      Acc (&value)[width];
+      index_type at, stride;
+      template <class T>
+      KOKKOS_FORCEINLINE_FUNCTION void operator()(const T* data) const {
+        if (stride == 1) {
+          for (int i = 0; i < width; ++i) value[i] = value[i] + impl::load_as<Acc>(data[at + i]);
+        } else {
+          for (int i = 0; i < width; ++i) value[i] = value[i] + impl::load_as<Acc>(data[at + i * stride]);
+        }
+      }
+    };
+
+    KOKKOS_FORCEINLINE_FUNCTION static impl::BoundMask<bool>::Row mask_of(const BoundStep& step, index_type at) {
+      return {{static_cast<const bool*>(step.operand.data) + at, step.operand.column_stride}};
+    }
+
+    template <class Ops>
+    static void step_on_vector(const BoundStep& step, index_type at, typename Ops::Vector& value,
+                               typename Ops::Mask& kept, index_type column) {
+      using Acc = typename Ops::Acc;
+      using Vector = typename Ops::Vector;
+      switch (step.kind) {
+        case KOKKOSSOFTMAX_SCALE:
+          functor_on_vector<Ops>(impl::ScaleFunction{step.factor}, value, kept, column);
+          break;
+        case KOKKOSSOFTMAX_TEMPERATURE:
+          value = value / Vector(load_any<Acc>(step.operand.data, step.scalar, at));
+          break;
+        case KOKKOSSOFTMAX_MASK:
+          mask_of(step, at).on_vector<Ops>(value, kept, column);
+          break;
+        case KOKKOSSOFTMAX_CAUSAL:
+          impl::BoundCausal::Row{at}.on_vector<Ops>(value, kept, column);
+          break;
+        case KOKKOSSOFTMAX_BIAS:
+          value = value + with_scalar(step.operand.data, step.scalar,
+                                      LoadAnyVector<Ops>{at + column * step.operand.column_stride,
+                                                         step.operand.column_stride});
+          break;
+        case KOKKOSSOFTMAX_GELU_ERF:
+          functor_on_vector<Ops>(impl::GeluErfFunction{}, value, kept, column);
+          break;
+        case KOKKOSSOFTMAX_GELU_TANH:
+          functor_on_vector<Ops>(impl::GeluTanhFunction{}, value, kept, column);
+          break;
+        case KOKKOSSOFTMAX_RELU:
+          functor_on_vector<Ops>(impl::ReluFunction{}, value, kept, column);
+          break;
+        case KOKKOSSOFTMAX_BATCH_NORM: {
+          const AnyBatchNorm& b = step.batch_norm;
+          const Vector deviation =
+              Ops::sqrt(b.variance.template vector<Ops>(column) + Vector(static_cast<Acc>(b.eps)));
+          value = impl::rounded_product_of_vectors<Ops>((value - b.mean.template vector<Ops>(column)) / deviation,
+                                                        b.gamma.template vector<Ops>(column)) +
+                  b.beta.template vector<Ops>(column);
+          break;
+        }
+        default:
+          stage_on_vector<Ops>(step.normalizer.template row<Acc>(), value, kept, column);
+      }
+    }
+
+    template <class Ops, class F>
+    static void functor_on_vector(const F& f, typename Ops::Vector& value, typename Ops::Mask& kept,
+                                  index_type column) {
+      stage_on_vector<Ops>(typename impl::BoundFunctor<F>::Row{&f, 0}, value, kept, column);
+    }
+
+    template <class Ops, class Stage>
+    static void stage_on_vector(const Stage& stage, typename Ops::Vector& value, typename Ops::Mask& kept,
+                                index_type column) {
+      if constexpr (impl::goes_on_vectors<Stage, Ops>) stage.template on_vector<Ops>(value, kept, column);
+    }
+  };
+
+  KOKKOS_FUNCTION Row at_row(index_type row) const {
+    Row result;
+    result.chain = this;
+    for (std::int32_t s = 0; s < count; ++s) {
+      const BoundStep& one = step[s];
+      switch (one.kind) {
+        case KOKKOSSOFTMAX_TEMPERATURE:
+        case KOKKOSSOFTMAX_MASK:
+        case KOKKOSSOFTMAX_BIAS:
+          result.at[s] = one.operand.row_offset(row);
+          break;
+        case KOKKOSSOFTMAX_CAUSAL:
+          result.at[s] = one.causal.at_row(row).last;
+          break;
+        default:
+          result.at[s] = 0;
+      }
+    }
+    return result;
+  }
+
+  void add(std::int32_t kind, const BoundStep& what) {
+    step[count] = what;
+    step[count++].kind = kind;
+    kinds |= std::uint32_t(1) << kind;
+  }
+
+  /// For a head: the BatchNorms as normalizers.
+  template <class Prepare>
+  BoundAnyChain with_prepared_batch_norms(Prepare& prepare) const {
+    BoundAnyChain result = *this;
+    for (std::int32_t s = 0; s < count; ++s) {
+      if (step[s].kind != KOKKOSSOFTMAX_BATCH_NORM) continue;
+      const auto normalizer = prepare.normalizer(step[s].batch_norm);
+      result.step[s].kind = normalizer_step;
+      result.step[s].normalizer = {normalizer.factor, normalizer.distance};
+      result.kinds = (result.kinds & ~(std::uint32_t(1) << KOKKOSSOFTMAX_BATCH_NORM)) |
+                     (std::uint32_t(1) << normalizer_step);
+    }
+    return result;
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------
+// As the caller gave it.
+
+/// Checks the steps [begin, end) against a call, in their order.
+template <class Exec>
+BoundAnyChain bind_steps(const impl::BindContext<Exec>& context, const Steps& steps, int begin, int end);
+
+/// The steps as a transform of the library.
+struct AnyChain : impl::TransformBase {
+  const Steps* steps;
+  int begin, end;
+  AnyChain(const Steps& steps_, int begin_, int end_) : steps(&steps_), begin(begin_), end(end_) {}
+  template <class Exec>
+  static constexpr bool reachable_from = true;  // said of every array, and checked, before
+  template <class Exec>
+  BoundAnyChain bind(const impl::BindContext<Exec>& context) const {
+    return bind_steps(context, *steps, begin, end);
+  }
+};
+
+}  // namespace KokkosSoftmax::c
+
+namespace KokkosSoftmax::impl {
+
+/// How many it can hold.
+template <>
+inline constexpr int batch_norms_v<c::BoundAnyChain> = c::max_steps;
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
