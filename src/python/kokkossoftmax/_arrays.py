@@ -41,6 +41,11 @@ class Family:
         """The handle of the CUDA stream that this library's work is on now."""
         return torch_stream(device)
 
+    def is_capturing(self):
+        """Whether the current stream is captured into a CUDA graph."""
+        torch = sys.modules.get("torch")
+        return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
     def written(self, array):
         """Called after an array of the user's was written."""
 
@@ -67,6 +72,10 @@ class TorchFamily(Family):
         self.is_grad_enabled = torch.is_grad_enabled
         self.empty_like = torch.empty_like
         self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or torch_stream
+        self.is_capturing = torch.cuda.is_current_stream_capturing
+        raw_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+        if raw_capturing is not None:
+            self.is_capturing = raw_capturing
         self.increment_version = getattr(torch._C, "_increment_version", None)
 
     def describe(self, array, name, written=False):
@@ -208,6 +217,9 @@ class CupyFamily(DlpackFamily):
 
     def stream(self, device):
         return self.cupy.cuda.get_current_stream().ptr
+
+    def is_capturing(self):
+        return self.cupy.cuda.get_current_stream().is_capturing()
 
 
 _families: dict[type, Family] = {}

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from typing import Any, Callable
 
@@ -51,6 +52,34 @@ def _set(frame, slot, name, described, memory, device):
     except IndexError:  # no struct for such a rank
         _checked_rank(name, described)
         raise
+
+
+class _Warm(threading.local):
+    def __init__(self):
+        self.calls = set()
+
+
+_warm = _Warm()
+_RESERVES = {_ROWS: "reserve", _LINEAR: "reserve_linear", _PACKED: "reserve_linear_packed"}
+
+
+def _warm_up(c, family, kind, function, arguments, about):
+    """Reserves at the first call of its kind and after each captured one, so that PyTorch's habit of calling once before
+    a capture is enough, though the capture is on another stream. Nothing is reserved during a capture."""
+    if family.is_capturing():
+        _warm.calls.clear()  # the graph keeps the memory that it took
+        return
+    x_shape, x_scalar, y_scalar, transform = about
+    steps = None if transform is None else tuple([stage[0] for stage in transform.stages])
+    key = (function, x_shape, x_scalar, y_scalar, arguments[-1] if kind is not _ROWS else arguments[3], steps)
+    if key in _warm.calls:
+        return
+    if len(_warm.calls) > 1000:
+        _warm.calls.clear()
+    status = getattr(c, _RESERVES[kind])(*arguments)
+    if status:
+        c.fail(status)
+    _warm.calls.add(key)
 
 
 _OPERAND_NAMES = {
@@ -145,10 +174,13 @@ def _call(kind, function, x, w, axis, transform, dtype, out, stream, tf32):
         if transform is not None:
             count, written = _set_transforms(frame, transform, memory, device, keep)
         if kind is _ROWS:
-            status = getattr(c, function)(frame.execution, x_at, y_at, axis, frame.transforms, count)
+            arguments = (frame.execution, x_at, y_at, axis, frame.transforms, count)
         else:
             w_at = w._handle if kind is _PACKED else _set(frame, 2, "weight", of_w, memory, device)
-            status = getattr(c, function)(frame.execution, x_at, w_at, y_at, frame.transforms, count, tf32)
+            arguments = (frame.execution, x_at, w_at, y_at, frame.transforms, count, tf32)
+        if memory == _c.CUDA:
+            _warm_up(c, family, kind, function, arguments, (x_shape, of_x[1], of_out[1], transform))
+        status = getattr(c, function)(*arguments)
     finally:
         give_back(frame)
     if status:

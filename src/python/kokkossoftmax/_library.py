@@ -73,7 +73,7 @@ class Library:
 
     def fail(self, status):
         """Raises what a status other than 0 means, in the library's words."""
-        message = self.last_error().decode("utf-8", "replace")
+        message = self.last_error().decode("utf-8", "replace").replace("kokkossoftmax_", "kokkossoftmax.")
         if status == OUT_OF_MEMORY:
             raise MemoryError(message)
         raise ValueError(message)
