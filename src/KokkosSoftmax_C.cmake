@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: The KokkosSoftmax authors
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+# The C interface: a shared library of its own. It holds no second Kokkos: where Kokkos is a shared library both use
+# that; where Kokkos is static, its objects in this library and in a C++ program that links both are one to the dynamic
+# linker, which takes the program's (so this library keeps the default visibility, and is not linked with -Bsymbolic).
+
+kokkossoftmax_scalar_pairs(pairs "${PROJECT_SOURCE_DIR}/include/impl/KokkosSoftmax_Scalars.hpp")
+
+set(c_sources KokkosSoftmax_C.cpp KokkosSoftmax_CHost.cpp)
+set(c_backends "")
+foreach(backend IN ITEMS OPENMP THREADS HPX SERIAL)
+  if(backend IN_LIST backends)
+    list(APPEND c_backends ${backend})
+    break()
+  endif()
+endforeach()
+if(CUDA IN_LIST backends)
+  list(APPEND c_backends CUDA)
+  list(APPEND c_sources KokkosSoftmax_CCuda.cpp)
+else()
+  list(APPEND c_sources KokkosSoftmax_CNoCuda.cpp)
+endif()
+
+# One small source for each backend and pair of scalars.
+function(kokkossoftmax_c_source template name)
+  string(MAKE_C_IDENTIFIER "${name}" name)
+  set(source "${CMAKE_CURRENT_BINARY_DIR}/KokkosSoftmax_${template}_${name}.cpp")
+  configure_file(KokkosSoftmax_${template}.cpp.in "${source}" @ONLY)
+  set(c_sources
+      ${c_sources} "${source}"
+      PARENT_SCOPE
+  )
+endfunction()
+
+foreach(backend IN LISTS c_backends)
+  kokkossoftmax_backend_type(KOKKOSSOFTMAX_INSTANTIATE_BACKEND ${backend})
+  kokkossoftmax_c_source(CChain ${backend})
+  set(packed "")
+  foreach(pair IN LISTS pairs)
+    string(REGEX REPLACE ",.*$" "" KOKKOSSOFTMAX_INSTANTIATE_IN "${pair}")
+    string(REGEX REPLACE "^.*," "" KOKKOSSOFTMAX_INSTANTIATE_OUT "${pair}")
+    string(REPLACE "KokkosSoftmax::" "" name "${backend}_${pair}")
+    kokkossoftmax_c_source(CRows "${name}")
+    if(KokkosSoftmax_LINEAR)
+      set(KOKKOSSOFTMAX_INSTANTIATE_PACK 1)
+      if(KOKKOSSOFTMAX_INSTANTIATE_IN IN_LIST packed)
+        set(KOKKOSSOFTMAX_INSTANTIATE_PACK 0)
+      endif()
+      list(APPEND packed ${KOKKOSSOFTMAX_INSTANTIATE_IN})
+      kokkossoftmax_c_source(CHeads "${name}")
+    endif()
+  endforeach()
+  if(KokkosSoftmax_LINEAR)
+    kokkossoftmax_c_source(CNamedHeads ${backend})
+  endif()
+endforeach()
+
+add_library(kokkossoftmax_c SHARED ${c_sources})
+add_library(KokkosSoftmax::C ALIAS kokkossoftmax_c)
+kokkossoftmax_sources(${c_sources})
+kokkossoftmax_target(kokkossoftmax_c)
+set_target_properties(
+  kokkossoftmax_c
+  PROPERTIES EXPORT_NAME C
+             VERSION ${PROJECT_VERSION}
+             SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+             LINKER_LANGUAGE ${KokkosSoftmax_LANGUAGE}
+)
+target_include_directories(
+  kokkossoftmax_c PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>"
+                         "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/kokkossoftmax>"
+)
+target_include_directories(kokkossoftmax_c PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+target_link_libraries(kokkossoftmax_c PRIVATE KokkosSoftmax::KokkosSoftmax)

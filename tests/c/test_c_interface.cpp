@@ -1,0 +1,447 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The C interface beside the C++ one, in a program that uses Kokkos itself: the same bits, and one Kokkos.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <thread>
+
+#include "descriptors.hpp"
+
+namespace {
+
+using namespace tests;
+
+template <class Exec>
+class CInterface : public testing::Test {};
+
+#define SPACE_OF_LIST(EXEC) EXEC,
+template <class... Spaces>
+struct WithoutLast;
+template <class... Spaces>
+using TypesOf = testing::Types<Spaces...>;
+struct End {};
+template <class List, class... Spaces>
+struct Collect;
+template <class... Kept>
+struct Collect<testing::Types<Kept...>, End> {
+  using type = testing::Types<Kept...>;
+};
+template <class... Kept, class First, class... Rest>
+struct Collect<testing::Types<Kept...>, First, Rest...> {
+  using type = typename Collect<testing::Types<Kept..., First>, Rest...>::type;
+};
+using Backends = Collect<testing::Types<>, KOKKOSSOFTMAX_FOR_EACH_BACKEND(SPACE_OF_LIST) End>::type;
+TYPED_TEST_SUITE(CInterface, Backends);
+
+#define EXPECT_OK(call) EXPECT_EQ(call, KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error()
+
+enum Call { softmax, log_softmax, logsumexp };
+
+template <class Exec, class X, class Y, class T>
+void call_cpp(Call which, const Exec& exec, const X& x, const Y& y, int axis, const T& transform) {
+  if (which == softmax) {
+    ks::softmax(exec, x, y, ks::axis(axis), transform);
+  } else if (which == log_softmax) {
+    ks::log_softmax(exec, x, y, ks::axis(axis), transform);
+  }
+  exec.fence();
+}
+
+kokkossoftmax_status call_c(Call which, Described& x, Described& y, int axis, const Steps& steps,
+                            const kokkossoftmax_execution* execution = nullptr) {
+  const auto function = which == softmax       ? kokkossoftmax_softmax
+                        : which == log_softmax ? kokkossoftmax_log_softmax
+                                               : kokkossoftmax_logsumexp;
+  const kokkossoftmax_status status = function(execution, x, y, axis, steps.data(), steps.size());
+  if (status == KOKKOSSOFTMAX_OK) EXPECT_EQ(kokkossoftmax_synchronize(execution), KOKKOSSOFTMAX_OK);
+  Kokkos::fence();
+  return status;
+}
+
+template <class T, class Exec>
+using Strided = Kokkos::View<T, Kokkos::LayoutStride, typename Exec::memory_space>;
+
+// Without a transform, for every pair of scalars, axis and operation, on a view with gaps whose dimensions are
+// in another order in the output.
+template <class Exec, class In, class Out>
+void same_bits_without_transform() {
+  const Strided<In***, Exec> x("x", Kokkos::LayoutStride(5, 140, 7, 2, 48, 3, 7));
+  const Strided<Out***, Exec> y("y", Kokkos::LayoutStride(5, 1, 7, 5, 3, 35)), z("z", y.layout());
+  const Exec exec;
+  fill(x, 3, -6, 6, true);
+  Described cx(x), cz(z);
+  for (int axis = -3; axis < 3; ++axis) {
+    for (const Call call : {softmax, log_softmax}) {
+      fill(y, 4);
+      fill(z, 4);
+      call_cpp(call, exec, x, y, axis, ks::impl::Identity{});
+      const std::string ran = ks::last_implementation();
+      ASSERT_EQ(call_c(call, cx, cz, axis, {}), KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error();
+      EXPECT_EQ(ran, kokkossoftmax_last_implementation());
+      EXPECT_EQ(bytes_of(y), bytes_of(z)) << "axis " << axis << ", call " << call;
+    }
+    const int dropped = axis < 0 ? axis + 3 : axis;
+    const std::size_t first = x.extent(dropped == 0 ? 1 : 0), second = x.extent(dropped == 2 ? 1 : 2);
+    const Kokkos::View<Out**, typename Exec::memory_space> sum("sum", first, second), sum_c("sum_c", first, second);
+    ks::logsumexp(exec, x, sum, ks::axis(axis));
+    exec.fence();
+    Described c_sum(sum_c);
+    ASSERT_EQ(call_c(logsumexp, cx, c_sum, axis, {}), KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error();
+    EXPECT_EQ(bytes_of(sum), bytes_of(sum_c)) << "axis " << axis;
+  }
+}
+
+TYPED_TEST(CInterface, SameBitsWithoutTransform) {
+#define SAME_BITS(IN, OUT) same_bits_without_transform<TypeParam, IN, OUT>();
+  KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR(SAME_BITS)
+#undef SAME_BITS
+}
+
+// Contiguous rows of all kinds of lengths, in C order without strides; in place too.
+TYPED_TEST(CInterface, SameBitsInCOrder) {
+  using Exec = TypeParam;
+  const Exec exec;
+  for (const int columns : {1, 2, 17, 64, 1000, 5003, 70001}) {
+    const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 3, columns), y("y", 3, columns),
+        z("z", 3, columns);
+    fill(x, static_cast<std::uint64_t>(columns), -6, 6, true);
+    ks::softmax(exec, x, y);
+    exec.fence();
+    Described cx(x), cz(z);
+    cx->strides = nullptr;
+    kokkossoftmax_array source = *cx.get(), target = *cz.get();
+    source.strides = target.strides = nullptr;
+    EXPECT_OK(kokkossoftmax_softmax(nullptr, &source, &target, -1, nullptr, 0));
+    EXPECT_OK(kokkossoftmax_synchronize(nullptr));
+    Kokkos::fence();
+    EXPECT_EQ(bytes_of(y), bytes_of(z)) << columns;
+    EXPECT_OK(kokkossoftmax_softmax(nullptr, &source, &source, 1, nullptr, 0));
+    Kokkos::fence();
+    EXPECT_EQ(bytes_of(y), bytes_of(x)) << columns << ", in place";
+  }
+}
+
+// What the transforms below look at, for logits of (4, 6, columns).
+template <class Exec, class T>
+struct Operands {
+  using Space = typename Exec::memory_space;
+  Kokkos::View<T***, Kokkos::LayoutRight, Space> x;
+  Kokkos::View<bool***, Kokkos::LayoutRight, Space> mask;
+  Kokkos::View<float***, Kokkos::LayoutLeft, Space> bias;
+  Kokkos::View<ks::half_t*, Space> half_bias;
+  Kokkos::View<double*, Space> double_bias;
+  Kokkos::View<float**, Kokkos::LayoutRight, Space> temperature;
+  Kokkos::View<float*, Space> mean, gamma;
+  Kokkos::View<double*, Space> variance;
+  Kokkos::View<ks::bhalf_t*, Space> beta;
+  Described c_mask, c_bias, c_half_bias, c_double_bias, c_temperature, c_mean, c_gamma, c_variance, c_beta;
+
+  explicit Operands(int columns)
+      : x("x", 4, 6, columns),
+        mask("mask", 4, 1, columns),
+        bias("bias", 1, 6, columns),
+        half_bias("half_bias", columns),
+        double_bias("double_bias", columns),
+        temperature("temperature", 4, 6),
+        mean("mean", columns),
+        gamma("gamma", columns),
+        variance("variance", columns),
+        beta("beta", columns),
+        c_mask(mask),
+        c_bias(bias),
+        c_half_bias(half_bias),
+        c_double_bias(double_bias),
+        c_temperature(temperature),
+        c_mean(mean),
+        c_gamma(gamma),
+        c_variance(variance),
+        c_beta(beta) {
+    fill(x, 1, -6, 6, true);
+    fill(mask, 2, -1, 3);
+    fill(bias, 3);
+    fill(half_bias, 4);
+    fill(double_bias, 5);
+    fill(temperature, 6, 0.5, 2);
+    fill(mean, 7);
+    fill(gamma, 8);
+    fill(variance, 9, 0.1, 2);
+    fill(beta, 10);
+  }
+};
+
+template <class Exec, class Out, class In, class T>
+void same_bits(const char* what, Operands<Exec, In>& o, const T& transform, const Steps& steps, int axis = 2) {
+  using View = Kokkos::View<Out***, Kokkos::LayoutRight, typename Exec::memory_space>;
+  const Exec exec;
+  for (const Call call : {softmax, log_softmax}) {
+    const View y("y", o.x.layout()), z("z", o.x.layout());
+    call_cpp(call, exec, o.x, y, axis, transform);
+    const std::string ran = ks::last_implementation();
+    Described cx(o.x), cz(z);
+    ASSERT_EQ(call_c(call, cx, cz, axis, steps), KOKKOSSOFTMAX_OK) << what << ": " << kokkossoftmax_last_error();
+    EXPECT_EQ(ran, kokkossoftmax_last_implementation()) << what;
+    EXPECT_EQ(bytes_of(y), bytes_of(z)) << what << ", columns " << o.x.extent(2) << ", axis " << axis << ", call "
+                                        << call;
+  }
+}
+
+constexpr int lengths[] = {1, 37, 128, 1003, 20000};
+
+TYPED_TEST(CInterface, SameBitsOfMaskedChain) {
+  for (const int columns : lengths) {
+    Operands<TypeParam, float> o(columns);
+    const auto chain =
+        ks::scale(0.37) | ks::mask(o.mask) | ks::causal(columns / 2) | ks::bias(o.bias) | ks::temperature(o.temperature);
+    same_bits<TypeParam, float>("masked", o, chain,
+                                {step(KOKKOSSOFTMAX_SCALE, 0.37), step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask}),
+                                 causal_step(columns / 2), step_of(KOKKOSSOFTMAX_BIAS, {&o.c_bias}),
+                                 step_of(KOKKOSSOFTMAX_TEMPERATURE, {&o.c_temperature})});
+  }
+}
+
+TYPED_TEST(CInterface, SameBitsOfActivations) {
+  for (const int columns : lengths) {
+    Operands<TypeParam, float> o(columns);
+    same_bits<TypeParam, float>("gelu", o, ks::bias(o.half_bias) | ks::gelu() | ks::bias(o.bias),
+                                {step_of(KOKKOSSOFTMAX_BIAS, {&o.c_half_bias}), step(KOKKOSSOFTMAX_GELU_ERF),
+                                 step_of(KOKKOSSOFTMAX_BIAS, {&o.c_bias})});
+  }
+}
+
+TYPED_TEST(CInterface, SameBitsOfBatchNorm) {
+  for (const int columns : lengths) {
+    Operands<TypeParam, ks::bhalf_t> o(columns);
+    const auto chain = ks::gelu_tanh() | ks::batch_norm(o.mean, o.variance, o.gamma, o.beta, 1e-3) | ks::relu() |
+                       ks::scale(1.7);
+    const Steps steps{step(KOKKOSSOFTMAX_GELU_TANH),
+                      step_of(KOKKOSSOFTMAX_BATCH_NORM, {&o.c_mean, &o.c_variance, &o.c_gamma, &o.c_beta}, 1e-3),
+                      step(KOKKOSSOFTMAX_RELU), step(KOKKOSSOFTMAX_SCALE, 1.7)};
+    same_bits<TypeParam, float>("batch_norm", o, chain, steps);
+  }
+}
+
+TYPED_TEST(CInterface, SameBitsInDouble) {
+  for (const int columns : lengths) {
+    Operands<TypeParam, double> o(columns);
+    const auto chain = ks::scale(1 / 3.0) | ks::bias(o.double_bias) | ks::gelu() | ks::bias(o.half_bias);
+    same_bits<TypeParam, double>("double", o, chain,
+                                 {step(KOKKOSSOFTMAX_SCALE, 1 / 3.0),
+                                  step_of(KOKKOSSOFTMAX_BIAS, {&o.c_double_bias}), step(KOKKOSSOFTMAX_GELU_ERF),
+                                  step_of(KOKKOSSOFTMAX_BIAS, {&o.c_half_bias})});
+  }
+}
+
+// Along another axis the same chain goes through other kernels.
+TYPED_TEST(CInterface, SameBitsAlongOtherAxes) {
+  using Exec = TypeParam;
+  Operands<Exec, float> o(50);
+  const Kokkos::View<float*, typename Exec::memory_space> six("six", 6);
+  fill(six, 12);
+  Described c_six(six);
+  same_bits<Exec, float>("axis 1", o, ks::scale(-0.7) | ks::mask(o.mask) | ks::bias(six), {step(KOKKOSSOFTMAX_SCALE, -0.7), step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask}), step_of(KOKKOSSOFTMAX_BIAS, {&c_six})}, 1);
+}
+
+// logsumexp of a vector is one value, of rank 0.
+TYPED_TEST(CInterface, RankZero) {
+  using Exec = TypeParam;
+  const Kokkos::View<double*, typename Exec::memory_space> x("x", 99);
+  const Kokkos::View<double, typename Exec::memory_space> a("a"), b("b");
+  fill(x, 5);
+  ks::logsumexp(Exec(), x, a);
+  Kokkos::fence();
+  Described cx(x), cb(b);
+  EXPECT_OK(call_c(logsumexp, cx, cb, 0, {}));
+  EXPECT_EQ(bytes_of(a), bytes_of(b));
+}
+
+// The interface finds the Kokkos that this program initialised, and leaves it as it is.
+TYPED_TEST(CInterface, OneKokkos) {
+  EXPECT_EQ(kokkossoftmax_is_initialized(), 1);
+  EXPECT_OK(kokkossoftmax_initialize(nullptr));
+  EXPECT_OK(kokkossoftmax_finalize());
+  EXPECT_TRUE(Kokkos::is_initialized());
+  EXPECT_EQ(kokkossoftmax_is_initialized(), 1);
+}
+
+TYPED_TEST(CInterface, ReserveThenCall) {
+  using Exec = TypeParam;
+  Operands<Exec, float> o(300);
+  const Kokkos::View<float***, Kokkos::LayoutRight, typename Exec::memory_space> y("y", o.x.layout());
+  const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> sum("sum", 4, 6);
+  Described cx(o.x), cy(y), c_sum(sum);
+  const Steps steps{step(KOKKOSSOFTMAX_SCALE, 2)};
+  EXPECT_OK(kokkossoftmax_reserve(nullptr, cx, cy, -1, steps.data(), steps.size()));
+  EXPECT_OK(kokkossoftmax_reserve(nullptr, cx, c_sum, -1, steps.data(), steps.size()));
+  EXPECT_OK(call_c(softmax, cx, cy, -1, steps));
+}
+
+TYPED_TEST(CInterface, SeveralThreads) {
+  using Exec = TypeParam;
+  const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 20, 3000), y("y", 20, 3000);
+  fill(x, 8);
+  ks::softmax(Exec(), x, y, ks::scale(0.5));
+  Kokkos::fence();
+  const auto expected = bytes_of(y);
+  std::vector<std::thread> threads;
+  std::vector<int> failures(3, 0);
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> mine("mine", 20, 3000);
+      Described cx(x), cm(mine);
+      const Steps steps{step(KOKKOSSOFTMAX_SCALE, 0.5)};
+      for (int i = 0; i < 20; ++i) {
+        if (call_c(softmax, cx, cm, -1, steps) != KOKKOSSOFTMAX_OK) ++failures[t];
+        if (bytes_of(mine) != expected) ++failures[t];
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(failures, std::vector<int>(3, 0));
+}
+
+// ---- What is refused --------------------------------------------------------------------------------------
+
+#define EXPECT_REFUSED(expected, part, call)                                         \
+  do {                                                                               \
+    EXPECT_EQ(call, expected) << kokkossoftmax_last_error();                         \
+    const std::string text = kokkossoftmax_last_error();                             \
+    EXPECT_NE(text.find(part), std::string::npos) << text;                           \
+    EXPECT_EQ(text.rfind("kokkossoftmax_", 0), 0u) << text;                          \
+  } while (false)
+#define INVALID(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_INVALID_ARGUMENT, part, call)
+#define UNSUPPORTED(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_UNSUPPORTED, part, call)
+
+TYPED_TEST(CInterface, RefusesBadStructs) {
+  using Exec = TypeParam;
+  const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 4, 6), y("y", 4, 6);
+  fill(y, 77);
+  const auto before = bytes_of(y);
+  Described cx(x), cy(y);
+  kokkossoftmax_execution execution = KOKKOSSOFTMAX_EXECUTION_INIT;
+  INVALID("x is a null pointer", kokkossoftmax_softmax(&execution, nullptr, cy, -1, nullptr, 0));
+  INVALID("y is a null pointer", kokkossoftmax_softmax(nullptr, cx, nullptr, -1, nullptr, 0));
+  execution.struct_size = 7;
+  INVALID("struct_size of execution", kokkossoftmax_softmax(&execution, cx, cy, -1, nullptr, 0));
+  execution.struct_size = sizeof execution;
+  execution.backend = 9;
+  INVALID("no backend 9", kokkossoftmax_softmax(&execution, cx, cy, -1, nullptr, 0));
+  for (const int which : {0, 1}) {
+    Described& bad = which ? cy : cx;
+    const std::string name = which ? "y" : "x";
+    const auto refused = [&](const std::string& part) {
+      INVALID(part, kokkossoftmax_softmax(nullptr, cx, cy, -1, nullptr, 0));
+    };
+    bad->struct_size += 8;
+    refused("struct_size of " + name);
+    bad->struct_size -= 8;
+    bad->scalar = 77;
+    refused("scalar of " + name);
+    bad->scalar = KOKKOSSOFTMAX_BOOL;
+    refused("scalar of " + name);
+    bad->scalar = KOKKOSSOFTMAX_FLOAT;
+    const std::int32_t memory = bad->memory;
+    if (!which) {
+      bad->memory = 5;
+      refused("memory of " + name);
+      bad->memory = memory == KOKKOSSOFTMAX_HOST ? KOKKOSSOFTMAX_CUDA : KOKKOSSOFTMAX_HOST;
+      refused(name + " is in memory of ");
+      bad->memory = memory;
+    }
+    bad->rank = 9;
+    refused("rank 9");
+    bad->rank = -1;
+    refused("rank -1");
+    bad->rank = 2;
+    bad.extents()[0] = -4;
+    refused("extent 0 of " + name);
+    bad.extents()[0] = std::int64_t(1) << 60;
+    refused(name);
+    bad.extents()[0] = 4;
+    void* data = bad->data;
+    bad->data = nullptr;
+    refused("null pointer");
+    bad->data = data;
+    bad.strides()[0] = -6;
+    UNSUPPORTED("strides below 0", kokkossoftmax_softmax(nullptr, cx, cy, -1, nullptr, 0));
+    bad.strides()[0] = 6;
+    kokkossoftmax_array flat = *bad.get();
+    flat.extents = nullptr;
+    INVALID("extents of " + name, kokkossoftmax_softmax(nullptr, which ? cx.get() : &flat, which ? &flat : cy.get(), -1, nullptr, 0));
+  }
+  INVALID("axis 2", kokkossoftmax_softmax(nullptr, cx, cy, 2, nullptr, 0));
+  INVALID("axis -3", kokkossoftmax_softmax(nullptr, cx, cy, -3, nullptr, 0));
+  cy.extents()[1] = 5;
+  INVALID("does not fit", kokkossoftmax_softmax(nullptr, cx, cy, -1, nullptr, 0));
+  cy.extents()[1] = 6;
+  cy.strides()[0] = 0;
+  INVALID("writes one element more than once", kokkossoftmax_softmax(nullptr, cx, cy, -1, nullptr, 0));
+  cy.strides()[0] = 6;
+  INVALID("does not fit", kokkossoftmax_logsumexp(nullptr, cx, cy, -1, nullptr, 0));
+  EXPECT_EQ(bytes_of(y), before);
+}
+
+TYPED_TEST(CInterface, RefusesScalars) {
+  using Exec = TypeParam;
+  const Kokkos::View<float*, typename Exec::memory_space> x("x", 4);
+  const Kokkos::View<ks::half_t*, typename Exec::memory_space> y("y", 4);
+  Described cx(x), cy(y);
+  UNSUPPORTED("pair of scalars", kokkossoftmax_softmax(nullptr, cx, cy, -1, nullptr, 0));
+}
+
+TYPED_TEST(CInterface, RefusesTransforms) {
+  using Exec = TypeParam;
+  Operands<Exec, float> o(8);
+  const Kokkos::View<float***, Kokkos::LayoutRight, typename Exec::memory_space> y("y", o.x.layout());
+  Described cx(o.x), cy(y);
+  const auto call = [&](const Steps& steps) {
+    return kokkossoftmax_softmax(nullptr, cx, cy, -1, steps.data(), steps.size());
+  };
+  INVALID("transforms is a null pointer", kokkossoftmax_softmax(nullptr, cx, cy, -1, nullptr, 1));
+  UNSUPPORTED("more than 8", call(Steps(9, step(KOKKOSSOFTMAX_RELU))));
+  INVALID("kind of transform 1 is 99", call({step(KOKKOSSOFTMAX_RELU), step(99)}));
+  Steps bad{step(KOKKOSSOFTMAX_RELU)};
+  bad[0].struct_size = 1;
+  INVALID("struct_size of transform 0", call(bad));
+  bad = {step(KOKKOSSOFTMAX_RELU)};
+  bad[0].flags = 1;
+  INVALID("flags of transform 0", call(bad));
+  INVALID("mask is a null pointer", call({step(KOKKOSSOFTMAX_MASK)}));
+  INVALID("scalar of mask", call({step_of(KOKKOSSOFTMAX_MASK, {&o.c_bias})}));
+  INVALID("scalar of bias", call({step_of(KOKKOSSOFTMAX_BIAS, {&o.c_mask})}));
+  INVALID("bias of extents (4, 6) fits neither", call({step_of(KOKKOSSOFTMAX_BIAS, {&o.c_temperature})}));
+  INVALID("temperature of extents (8)", call({step_of(KOKKOSSOFTMAX_TEMPERATURE, {&o.c_mean})}));
+  INVALID("gamma is a null pointer",
+          call({step_of(KOKKOSSOFTMAX_BATCH_NORM, {&o.c_mean, &o.c_variance, nullptr, &o.c_beta})}));
+  INVALID("eps of batch_norm", call({step_of(KOKKOSSOFTMAX_BATCH_NORM,
+                                             {&o.c_mean, &o.c_variance, &o.c_gamma, &o.c_beta}, -1)}));
+  INVALID("overlaps bias", kokkossoftmax_softmax(nullptr, cx, o.c_bias, 2, nullptr, 0) == KOKKOSSOFTMAX_INVALID_ARGUMENT
+                               ? [&] {
+                                   Described whole(o.x);
+                                   const Steps steps{step_of(KOKKOSSOFTMAX_BIAS, {&whole})};
+                                   return kokkossoftmax_softmax(nullptr, cx, cx, 2, steps.data(), 1);
+                                 }()
+                               : KOKKOSSOFTMAX_OK);
+  UNSUPPORTED("batch_norm_training is a step of heads",
+              call({step_of(KOKKOSSOFTMAX_BATCH_NORM_TRAINING, {&o.c_gamma, &o.c_mean})}));
+  fill(o.temperature, 1, -1, 1);
+  Steps checked{step_of(KOKKOSSOFTMAX_TEMPERATURE, {&o.c_temperature})};
+  EXPECT_OK(call(checked));
+  checked[0].flags = KOKKOSSOFTMAX_CHECKED;
+  INVALID("temperature is not positive", call(checked));
+}
+
+TEST(CInterfaceBackends, RefusesWhatIsNotBuilt) {
+  kokkossoftmax_execution execution = KOKKOSSOFTMAX_EXECUTION_INIT;
+  execution.backend = KOKKOSSOFTMAX_BACKEND_CUDA;
+  EXPECT_EQ(kokkossoftmax_has_backend(KOKKOSSOFTMAX_BACKEND_HOST), 1);
+  EXPECT_EQ(kokkossoftmax_has_backend(17), 0);
+  if (!kokkossoftmax_has_backend(KOKKOSSOFTMAX_BACKEND_CUDA)) {
+    UNSUPPORTED("built without CUDA", kokkossoftmax_synchronize(&execution));
+  }
+  EXPECT_EQ(kokkossoftmax_version(), KOKKOSSOFTMAX_VERSION);
+  EXPECT_STREQ(kokkossoftmax_status_name(KOKKOSSOFTMAX_FINALIZED), "KOKKOSSOFTMAX_FINALIZED");
+}
+
+}  // namespace
