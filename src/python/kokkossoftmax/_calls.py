@@ -36,22 +36,13 @@ def _place(name, described, memory, device):
     return ValueError(f"kokkossoftmax: {name} is on {where(described[2], described[3])}, x on {where(memory, device)}")
 
 
-def _checked_rank(name, described):
-    if len(described[4]) > _c.MAX_RANK:
-        raise ValueError(f"kokkossoftmax: {name} has rank {len(described[4])}; at most {_c.MAX_RANK} is possible")
-    for stride in described[5]:
-        if stride < 0:
-            raise ValueError(f"kokkossoftmax: {name} has the negative strides {tuple(described[5])}")
-
-
 def _set(frame, slot, name, described, memory, device):
     if described[2] != memory or described[3] != device:
         raise _place(name, described, memory, device)
     try:
         return frame.set_array(slot, described[0], described[1], memory, described[4], described[5])
-    except IndexError:  # no struct for such a rank
-        _checked_rank(name, described)
-        raise
+    except IndexError:
+        raise ValueError(f"kokkossoftmax: {name} has rank {len(described[4])}; at most {_c.MAX_RANK} is possible") from None
 
 
 class _Warm(threading.local):
