@@ -76,7 +76,11 @@ class TorchFamily(Family):
         raw_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
         if raw_capturing is not None:
             self.is_capturing = raw_capturing
-        self.increment_version = getattr(torch._C, "_increment_version", None)
+        try:
+            self.increment_version = torch._C._increment_version
+            self.increment_version((torch.empty(0),))
+        except (AttributeError, TypeError):
+            self.increment_version = lambda arrays: torch.autograd.graph.increment_version(arrays[0])
 
     def describe(self, array, name, written=False):
         if array.requires_grad and self.is_grad_enabled():
@@ -108,8 +112,10 @@ class TorchFamily(Family):
         return self.raw_stream(device)
 
     def written(self, array):
-        if self.increment_version is not None and not array.is_inference():
+        try:
             self.increment_version((array,))
+        except RuntimeError:  # of inference mode, which has no version
+            pass
 
 
 class NumpyFamily(Family):

@@ -14,6 +14,7 @@ from . import _library as _c
 from ._library import give_back, library, take
 from ._transforms import Array, Transform
 
+_families = _arrays._families
 _ROWS, _LINEAR, _PACKED = "rows", "linear", "packed"
 
 
@@ -89,14 +90,20 @@ def _set_transforms(frame, transform, memory, device, keep):
         raise ValueError(f"kokkossoftmax: a chain of {len(stages)} transforms; at most {_c.MAX_TRANSFORMS} are possible")
     slot = 3
     written = None
-    for index, (kind, flags, number, momentum, offset, operands) in enumerate(stages):
+    index = 0
+    for kind, flags, number, momentum, offset, operands in stages:
+        if not operands:
+            frame.set_transform(index, kind, flags, number, momentum, offset, 0, 0, 0, 0)
+            index += 1
+            continue
         addresses = [0, 0, 0, 0]
+        names = _OPERAND_NAMES[kind]
         for place, operand in enumerate(operands):
-            name = _OPERAND_NAMES[kind][place]
-            is_written = kind == _c.BATCH_NORM_TRAINING and place >= 2
+            name = names[place]
+            is_written = place >= 2 and kind == _c.BATCH_NORM_TRAINING
             if operand is None and is_written:
                 continue
-            family = _arrays.family_of(operand, name)
+            family = _families.get(type(operand)) or _arrays.family_of(operand, name)
             described = family.describe(operand, name, is_written)
             keep.append(described)
             addresses[place] = _set(frame, slot, name, described, memory, device)
@@ -104,7 +111,8 @@ def _set_transforms(frame, transform, memory, device, keep):
             if is_written:
                 written = written or []
                 written.append((family, operand))
-        frame.set_transform(index, kind, flags, number, momentum, offset, addresses)
+        frame.set_transform(index, kind, flags, number, momentum, offset, *addresses)
+        index += 1
     return len(stages), written
 
 
@@ -115,7 +123,7 @@ def _output(family, x, described, dtype, out, shape):
         if family is _arrays._dlpack_family:
             family = _arrays.family_of(out, "out")
         return out, family.describe(out, "out", True)
-    family = _arrays._families.get(type(out)) or _arrays.family_of(out, "out")
+    family = _families.get(type(out)) or _arrays.family_of(out, "out")
     of_out = family.describe(out, "out", True)
     if dtype is not None and _arrays.scalar_of_dtype(dtype) != of_out[1]:
         raise ValueError(f"kokkossoftmax: out is of {_c.SCALAR_NAMES[of_out[1]]}, dtype says {dtype}")
@@ -125,7 +133,7 @@ def _output(family, x, described, dtype, out, shape):
 def _call(kind, function, x, w, axis, transform, dtype, out, stream, tf32):
     """The one way into the library. `w` is the weights of a head; `function` a name of the C library."""
     c = _c._library or library()
-    family = _arrays._families.get(type(x)) or _arrays.family_of(x, "x")
+    family = _families.get(type(x)) or _arrays.family_of(x, "x")
     of_x = family.describe(x, "x")
     _, _, memory, device, x_shape, _, _ = of_x
     shape = None
@@ -177,7 +185,7 @@ def _call(kind, function, x, w, axis, transform, dtype, out, stream, tf32):
     if status:
         c.fail(status)
     if given:
-        _arrays._families[type(out)].written(out)
+        _families[type(out)].written(out)
     if written is not None:
         for its_family, operand in written:
             its_family.written(operand)

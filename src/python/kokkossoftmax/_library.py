@@ -104,7 +104,8 @@ class Frame:
 
     A frame knows what its structs say, and writes what is new: in a loop, the addresses of the data."""
 
-    __slots__ = ("buffer", "base", "execution", "transforms", "transforms_at", "arrays_at", "known", "known_execution")
+    __slots__ = ("buffer", "base", "execution", "transforms", "transforms_at", "arrays_at")
+    __slots__ += ("known", "known_execution", "known_transforms")
 
     def __init__(self):
         self.transforms_at = _EXECUTION.size
@@ -115,6 +116,7 @@ class Frame:
         self.transforms = self.base + self.transforms_at
         self.known = [(None, None, 0, 0)] * _SLOTS
         self.known_execution = None
+        self.known_transforms = [None] * MAX_TRANSFORMS
 
     def set_execution(self, *place):
         """(memory, device, stream); a backend has the number of its memory."""
@@ -139,11 +141,13 @@ class Frame:
         self.known[slot] = (shape, strides, scalar, memory)
         return address
 
-    def set_transform(self, index, kind, flags, number, momentum, offset, operands):
-        at = self.transforms_at + index * _TRANSFORM.size
-        _TRANSFORM.pack_into(
-            self.buffer, at, _TRANSFORM.size, kind, flags, number, momentum, offset, *operands
-        )
+    def set_transform(self, index, *members):
+        """kind, flags, number, momentum, offset, and the addresses of four operands."""
+        if self.known_transforms[index] != members:
+            at = self.transforms_at + index * _TRANSFORM.size
+            self.known_transforms[index] = None
+            _TRANSFORM.pack_into(self.buffer, at, _TRANSFORM.size, *members)
+            self.known_transforms[index] = members
 
 
 _frames: list[Frame] = []

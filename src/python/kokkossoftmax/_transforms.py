@@ -47,6 +47,11 @@ class Transform:
         return " | ".join(_NAMES[stage[0]] for stage in self.stages)
 
 
+_gelu = Transform(((_c.GELU_ERF, 0, 0.0, 0.0, 0, ()),))
+_gelu_tanh = Transform(((_c.GELU_TANH, 0, 0.0, 0.0, 0, ()),))
+_relu = Transform(((_c.RELU, 0, 0.0, 0.0, 0, ()),))
+
+
 def scale(factor: float) -> Transform:
     """value * factor, a number."""
     return Transform(((_c.SCALE, 0, float(factor), 0.0, 0, ()),))
@@ -76,17 +81,17 @@ def bias(values: Array) -> Transform:
 
 def gelu() -> Transform:
     """value * Phi(value), through erf, as torch.nn.functional.gelu."""
-    return Transform(((_c.GELU_ERF, 0, 0.0, 0.0, 0, ()),))
+    return _gelu
 
 
 def gelu_tanh() -> Transform:
     """The approximation of gelu() through tanh."""
-    return Transform(((_c.GELU_TANH, 0, 0.0, 0.0, 0, ()),))
+    return _gelu_tanh
 
 
 def relu() -> Transform:
     """max(value, 0)."""
-    return Transform(((_c.RELU, 0, 0.0, 0.0, 0, ()),))
+    return _relu
 
 
 def batch_norm(mean: Array, variance: Array, gamma: Array, beta: Array, eps: float) -> Transform:
