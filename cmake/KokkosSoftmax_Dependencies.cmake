@@ -38,7 +38,8 @@ function(_kokkossoftmax_read_kokkos_config out_var)
     endif()
   endforeach()
   foreach(dir IN LISTS dirs)
-    string(REGEX REPLACE "^\\$<BUILD_INTERFACE:(.*)>$" "\\1" dir "${dir}")
+    # One expression may hold several folders, and the list is cut between them.
+    string(REGEX REPLACE "^\\$<BUILD_INTERFACE:|>$" "" dir "${dir}")
     if(EXISTS "${dir}/KokkosCore_config.h")
       file(READ "${dir}/KokkosCore_config.h" text)
       set(${out_var}
@@ -131,10 +132,16 @@ function(_kokkossoftmax_kernels_without_blas out_var)
     endif()
   endforeach()
   foreach(dir IN LISTS dirs)
-    string(REGEX REPLACE "^\\$<BUILD_INTERFACE:(.*)>$" "\\1" dir "${dir}")
+    # One expression may hold several folders, and the list is cut between them.
+    string(REGEX REPLACE "^\\$<BUILD_INTERFACE:|>$" "" dir "${dir}")
     if(EXISTS "${dir}/KokkosKernels_config.h")
-      file(STRINGS "${dir}/KokkosKernels_config.h" lines REGEX "^#define KOKKOSKERNELS_ENABLE_TPL_(BLAS|MKL)")
-      if(NOT lines)
+      # Left out by name; a definition further down holds under conditions.
+      file(STRINGS "${dir}/KokkosKernels_config.h" lines
+           REGEX "^/\\* #undef KOKKOSKERNELS_ENABLE_TPL_(BLAS|MKL) \\*/"
+      )
+      file(STRINGS "${dir}/KokkosKernels_config.h" armpl REGEX "^#define KOKKOSKERNELS_ENABLE_TPL_ARMPL")
+      list(LENGTH lines left_out)
+      if(left_out EQUAL 2 AND NOT armpl)
         set(${out_var}
             ON
             PARENT_SCOPE

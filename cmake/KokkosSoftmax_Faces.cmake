@@ -7,7 +7,7 @@
 
 set(KokkosSoftmax_ENABLE_C
     AUTO
-    CACHE STRING "The C library, a shared one: AUTO (when Kokkos can be part of one), ON or OFF"
+    CACHE STRING "The C library, a shared one: AUTO (not in a subdirectory, and when Kokkos can be part of one), ON or OFF"
 )
 set(KokkosSoftmax_ENABLE_FORTRAN
     AUTO
@@ -57,7 +57,9 @@ endfunction()
 set(KokkosSoftmax_C OFF)
 if(KokkosSoftmax_ENABLE_C)
   set(_refusal "")
-  if(WIN32)
+  if(KokkosSoftmax_ENABLE_C STREQUAL "AUTO" AND NOT PROJECT_IS_TOP_LEVEL)
+    set(_refusal "a subdirectory of another project has it with KokkosSoftmax_ENABLE_C=ON")
+  elseif(WIN32)
     set(_refusal "it was not tried on Windows")
   else()
     _kokkossoftmax_refuse_shared(_refusal)

@@ -22,9 +22,9 @@ namespace impl {
 
 // The kernels without a transform are in the library (src/): no user's file has to compile them.
 #ifndef KOKKOSSOFTMAX_INSTANTIATE_BACKEND
-#define KOKKOSSOFTMAX_EXTERN(EXEC, IN, OUT)                                               \
-  extern template void run_rows(const EXEC&, const RowsProblem<IN, OUT, BoundIdentity>&); \
-  extern template void reserve_rows(const EXEC&, const RowsProblem<IN, OUT, BoundIdentity>&);
+#define KOKKOSSOFTMAX_EXTERN(EXEC, IN, OUT)                                                            \
+  extern template void run_rows(const EXEC&, const RowsProblem<IN, OUT, BoundIdentity>&, const char*); \
+  extern template void reserve_rows(const EXEC&, const RowsProblem<IN, OUT, BoundIdentity>&, const char*);
 #define KOKKOSSOFTMAX_EXTERN_PAIR(IN, OUT) KOKKOSSOFTMAX_FOR_EACH_BACKEND(KOKKOSSOFTMAX_EXTERN, IN, OUT)
 KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR(KOKKOSSOFTMAX_EXTERN_PAIR)
 #undef KOKKOSSOFTMAX_EXTERN_PAIR
@@ -121,7 +121,7 @@ void call_rows(const Exec& exec, const X& x, const Y& y, Axis axis, const T& tra
   const char* function = operation_name(operation);
   with_problem(operation, function, exec, x, y, axis, library_transform, [&](const auto& problem) {
     const Kokkos::Profiling::ScopedRegion region(std::string("KokkosSoftmax::") + function);
-    run_rows(exec, problem);
+    run_rows(exec, problem, function);
   });
 }
 
@@ -235,8 +235,9 @@ void reserve(const Exec& exec, const X& x, const Y& y, Axis axis, const T& trans
   impl::check_types<Exec, X, Y, T, true, true>();
   const bool drops_axis = static_cast<int>(y.rank()) < static_cast<int>(x.rank());
   impl::with_problem(drops_axis ? impl::Operation::logsumexp : impl::Operation::softmax, "reserve", exec, x,
-                     y, axis, impl::as_transform(transform),
-                     [&](const auto& problem) { impl::reserve_rows(exec, problem); });
+                     y, axis, impl::as_transform(transform), [&](const auto& problem) {
+                       impl::reserve_rows(exec, problem, impl::operation_name(problem.operation));
+                     });
 }
 
 /// Along the last axis.

@@ -99,7 +99,11 @@ class Runner<Kokkos::Cuda> {
     check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
     check(cudaGraphDestroy(graph), "cudaGraphDestroy");
     std::shared_ptr<CUgraphExec_st> owned(executable, [](cudaGraphExec_t g) { cudaGraphExecDestroy(g); });
-    return {action.name, [owned, stream] { check(cudaGraphLaunch(owned.get(), stream), "cudaGraphLaunch"); },
+    // What the action owns, operands among it, the graph has only pointers to.
+    return {action.name,
+            [owned, stream, kept = action.invoke] {
+              check(cudaGraphLaunch(owned.get(), stream), "cudaGraphLaunch");
+            },
             calls};
   }
 

@@ -72,4 +72,5 @@ target_include_directories(
                          "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/kokkossoftmax>"
 )
 target_include_directories(kokkossoftmax_c PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
-target_link_libraries(kokkossoftmax_c PRIVATE KokkosSoftmax::KokkosSoftmax)
+# Its users are told nothing of what is inside.
+target_link_libraries(kokkossoftmax_c PRIVATE "$<BUILD_INTERFACE:KokkosSoftmax::KokkosSoftmax>")

@@ -110,9 +110,10 @@ void need_kokkos(const std::string& function, int device, int num_threads) {
   Global& g = global();
   const std::lock_guard lock(g.mutex);
   if (Kokkos::is_finalized()) {
-    throw Failure(KOKKOSSOFTMAX_FINALIZED, "KokkosSoftmax::" + function +
-                                               ": Kokkos was finalised, and cannot be initialised again in the "
-                                               "same process");
+    throw Failure(KOKKOSSOFTMAX_FINALIZED,
+                  "KokkosSoftmax::" + function +
+                      ": Kokkos was finalised, and cannot be initialised again in the "
+                      "same process");
   }
   if (!Kokkos::is_initialized()) {
     Kokkos::InitializationSettings settings;
@@ -127,7 +128,8 @@ void need_kokkos(const std::string& function, int device, int num_threads) {
   g.hooked = true;
 }
 
-// ---- Reading the structs -----------------------------------------------------------------------------------
+// ---- Reading the structs
+// -----------------------------------------------------------------------------------
 
 /// Finds what is wrong with the structs themselves, before a backend looks at what they say.
 class Reader {
@@ -321,7 +323,8 @@ class Reader {
   Place place_;
 };
 
-// ---- The calls -----------------------------------------------------------------------------------------------
+// ---- The calls
+// -----------------------------------------------------------------------------------------------
 
 kokkossoftmax_status rows(impl::Operation operation, bool reserve, const kokkossoftmax_execution* execution,
                           const kokkossoftmax_array* x, const kokkossoftmax_array* y, int32_t axis,
@@ -359,8 +362,9 @@ kokkossoftmax_status head(impl::Operation operation, bool reserve, const kokkoss
     if (is_packed) {
       if (!packed) reader.fail("w is a null pointer");
       if (!packed->weights) {
-        throw Failure(KOKKOSSOFTMAX_FINALIZED, std::string("KokkosSoftmax::") + call.function() +
-                                                   ": the packed weights were freed when Kokkos was finalised");
+        throw Failure(KOKKOSSOFTMAX_FINALIZED,
+                      std::string("KokkosSoftmax::") + call.function() +
+                          ": the packed weights were freed when Kokkos was finalised");
       }
       if (packed->backend != &reader.backend()) reader.fail("w was packed on another backend");
       call.w = packed->shape;
@@ -381,7 +385,8 @@ kokkossoftmax_status head(impl::Operation operation, bool reserve, const kokkoss
 
 }  // namespace
 
-// ---- The interface -------------------------------------------------------------------------------------------
+// ---- The interface
+// -------------------------------------------------------------------------------------------
 
 extern "C" {
 
@@ -525,8 +530,8 @@ kokkossoftmax_status kokkossoftmax_reserve_linear(const kokkossoftmax_execution*
                                                   const kokkossoftmax_array* y,
                                                   const kokkossoftmax_transform* transforms,
                                                   size_t transform_count, int32_t precision) {
-  return head(impl::Operation::softmax, true, execution, x, w, nullptr, false, y, transforms,
-              transform_count, precision);
+  return head(impl::Operation::softmax, true, execution, x, w, nullptr, false, y, transforms, transform_count,
+              precision);
 }
 
 kokkossoftmax_status kokkossoftmax_pack(const kokkossoftmax_execution* execution,
@@ -563,28 +568,34 @@ void kokkossoftmax_packed_free(kokkossoftmax_packed* packed) {
   });
 }
 
-kokkossoftmax_status kokkossoftmax_linear_softmax_packed(
-    const kokkossoftmax_execution* execution, const kokkossoftmax_array* x, const kokkossoftmax_packed* w,
-    const kokkossoftmax_array* y, const kokkossoftmax_transform* transforms, size_t transform_count,
-    int32_t precision) {
-  return head(impl::Operation::softmax, false, execution, x, nullptr, w, true, y, transforms,
-              transform_count, precision);
+kokkossoftmax_status kokkossoftmax_linear_softmax_packed(const kokkossoftmax_execution* execution,
+                                                         const kokkossoftmax_array* x,
+                                                         const kokkossoftmax_packed* w,
+                                                         const kokkossoftmax_array* y,
+                                                         const kokkossoftmax_transform* transforms,
+                                                         size_t transform_count, int32_t precision) {
+  return head(impl::Operation::softmax, false, execution, x, nullptr, w, true, y, transforms, transform_count,
+              precision);
 }
 
-kokkossoftmax_status kokkossoftmax_linear_log_softmax_packed(
-    const kokkossoftmax_execution* execution, const kokkossoftmax_array* x, const kokkossoftmax_packed* w,
-    const kokkossoftmax_array* y, const kokkossoftmax_transform* transforms, size_t transform_count,
-    int32_t precision) {
+kokkossoftmax_status kokkossoftmax_linear_log_softmax_packed(const kokkossoftmax_execution* execution,
+                                                             const kokkossoftmax_array* x,
+                                                             const kokkossoftmax_packed* w,
+                                                             const kokkossoftmax_array* y,
+                                                             const kokkossoftmax_transform* transforms,
+                                                             size_t transform_count, int32_t precision) {
   return head(impl::Operation::log_softmax, false, execution, x, nullptr, w, true, y, transforms,
               transform_count, precision);
 }
 
-kokkossoftmax_status kokkossoftmax_reserve_linear_packed(
-    const kokkossoftmax_execution* execution, const kokkossoftmax_array* x, const kokkossoftmax_packed* w,
-    const kokkossoftmax_array* y, const kokkossoftmax_transform* transforms, size_t transform_count,
-    int32_t precision) {
-  return head(impl::Operation::softmax, true, execution, x, nullptr, w, true, y, transforms,
-              transform_count, precision);
+kokkossoftmax_status kokkossoftmax_reserve_linear_packed(const kokkossoftmax_execution* execution,
+                                                         const kokkossoftmax_array* x,
+                                                         const kokkossoftmax_packed* w,
+                                                         const kokkossoftmax_array* y,
+                                                         const kokkossoftmax_transform* transforms,
+                                                         size_t transform_count, int32_t precision) {
+  return head(impl::Operation::softmax, true, execution, x, nullptr, w, true, y, transforms, transform_count,
+              precision);
 }
 
 }  // extern "C"

@@ -44,14 +44,15 @@ Backend* cuda_backend();
 
 template <class Exec>
 void rows_of_scalars(const Exec& exec, const RowsCall& call) {
-#define KOKKOSSOFTMAX_CALL(IN, OUT)                                             \
+#define KOKKOSSOFTMAX_CALL(IN, OUT)                                            \
   if (call.x.scalar == scalar_code<IN> && call.y.scalar == scalar_code<OUT>) { \
     return call_rows<Exec, IN, OUT>(exec, call);                               \
   }
   KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR(KOKKOSSOFTMAX_CALL)
 #undef KOKKOSSOFTMAX_CALL
-  unsupported(call.function(), "there is no kernel for this pair of scalars: the output has the scalar of x, "
-                               "or is FLOAT where x is HALF or BFLOAT16");
+  unsupported(call.function(),
+              "there is no kernel for this pair of scalars: the output has the scalar of x, "
+              "or is FLOAT where x is HALF or BFLOAT16");
 }
 
 #if defined(KOKKOSSOFTMAX_ENABLE_LINEAR)
@@ -62,15 +63,16 @@ void head_of_scalars(const Exec& exec, const HeadCall& call) {
         call_named_head(exec, call)) {
       return;
     }
-#define KOKKOSSOFTMAX_CALL(IN, OUT)                                             \
+#define KOKKOSSOFTMAX_CALL(IN, OUT)                                            \
   if (call.x.scalar == scalar_code<IN> && call.y.scalar == scalar_code<OUT>) { \
     return call_head<Exec, IN, OUT>(exec, call);                               \
   }
     KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR(KOKKOSSOFTMAX_CALL)
 #undef KOKKOSSOFTMAX_CALL
   }
-  unsupported(call.function(), "there are no kernels for these scalars: x and w have the same one, and y has "
-                               "that too, or is FLOAT where they are HALF or BFLOAT16");
+  unsupported(call.function(),
+              "there are no kernels for these scalars: x and w have the same one, and y has "
+              "that too, or is FLOAT where they are HALF or BFLOAT16");
 }
 
 template <class Exec>

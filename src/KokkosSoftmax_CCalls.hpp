@@ -72,8 +72,9 @@ struct HeadCall {
   Steps steps;
 
   const char* function() const {
-    return reserve ? "reserve_linear"
-                   : operation == impl::Operation::softmax ? "linear_softmax" : "linear_log_softmax";
+    return reserve                                 ? "reserve_linear"
+           : operation == impl::Operation::softmax ? "linear_softmax"
+                                                   : "linear_log_softmax";
   }
 };
 

@@ -16,8 +16,9 @@
 
 namespace KokkosSoftmax::c {
 
-/// A kind beside those of the C interface: a BatchNorm of a head, brought to factor and shift.
-inline constexpr std::int32_t normalizer_step = 31;
+/// Kinds beside those of the C interface: a BatchNorm of a head brought to factor and shift, with given
+/// statistics and with the batch's.
+inline constexpr std::int32_t normalizer_step = 30, batch_normalizer_step = 31;
 
 // ---------------------------------------------------------------------------------------------------------
 // Operands of a scalar that is known at run time.
@@ -95,9 +96,9 @@ struct AnyNormalizer {
   const void* factor;  ///< accumulators, as BoundNormalizer has them
   index_type distance;
 
-  template <class Acc>
+  template <class Acc, bool split_mean>
   KOKKOS_FORCEINLINE_FUNCTION auto row() const {
-    using Normalizer = impl::BoundNormalizer<Acc, false>;
+    using Normalizer = impl::BoundNormalizer<Acc, split_mean>;
     return typename Normalizer::Row{Normalizer{static_cast<const Acc*>(factor), distance}};
   }
 };
@@ -125,6 +126,8 @@ constexpr bool kind_goes_on_vectors(std::int32_t kind) {
     return goes_on_vectors<impl::BoundFunctor<impl::GeluTanhFunction>::Row, Ops>;
   if (kind == normalizer_step)
     return goes_on_vectors<typename impl::BoundNormalizer<typename Ops::Acc, false>::Row, Ops>;
+  if (kind == batch_normalizer_step)
+    return goes_on_vectors<typename impl::BoundNormalizer<typename Ops::Acc, true>::Row, Ops>;
   return true;
 }
 
@@ -142,13 +145,15 @@ struct BoundAnyChain {
   std::int32_t count = 0;
   std::uint32_t kinds = 0;  ///< a bit for each kind that is in it
   bool rows_alike = true;
+  index_type first_row = 0;  ///< of a panel of rows
   BoundStep step[max_steps];
 
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return rows_alike; }
 
   struct Row {
     const BoundAnyChain* chain;
-    index_type at[max_steps];  ///< of a step's operand, the row's offset; of causal, the last column that is kept
+    index_type
+        at[max_steps];  ///< of a step's operand, the row's offset; of causal, the last column that is kept
 
     /// On all backends a function that is called: inlined wherever a kernel has a logit it would be most of
     /// the library.
@@ -162,7 +167,8 @@ struct BoundAnyChain {
     }
 
     template <int width, class Acc>
-    KOKKOS_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width], index_type first) const {
+    KOKKOS_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
+                                             index_type first) const {
       for (std::int32_t s = 0; s < chain->count; ++s) {
         const BoundStep& step = chain->step[s];
         switch (step.kind) {
@@ -208,9 +214,15 @@ struct BoundAnyChain {
             }
             break;
           }
-          default: {
-            const auto normalizer = step.normalizer.template row<Acc>();
+          case normalizer_step: {
+            const auto normalizer = step.normalizer.template row<Acc, false>();
             for (int i = 0; i < width; ++i) value[i] = normalizer(value[i], first + i);
+            break;
+          }
+          case batch_normalizer_step: {
+            const auto normalizer = step.normalizer.template row<Acc, true>();
+            for (int i = 0; i < width; ++i) value[i] = normalizer(value[i], first + i);
+            break;
           }
         }
       }
@@ -250,7 +262,8 @@ struct BoundAnyChain {
       }
     };
 
-    KOKKOS_FORCEINLINE_FUNCTION static impl::BoundMask<bool>::Row mask_of(const BoundStep& step, index_type at) {
+    KOKKOS_FORCEINLINE_FUNCTION static impl::BoundMask<bool>::Row mask_of(const BoundStep& step,
+                                                                          index_type at) {
       return {{static_cast<const bool*>(step.operand.data) + at, step.operand.column_stride}};
     }
 
@@ -290,13 +303,18 @@ struct BoundAnyChain {
           const AnyBatchNorm& b = step.batch_norm;
           const Vector deviation =
               Ops::sqrt(b.variance.template vector<Ops>(column) + Vector(static_cast<Acc>(b.eps)));
-          value = impl::rounded_product_of_vectors<Ops>((value - b.mean.template vector<Ops>(column)) / deviation,
-                                                        b.gamma.template vector<Ops>(column)) +
-                  b.beta.template vector<Ops>(column);
+          value =
+              impl::rounded_product_of_vectors<Ops>((value - b.mean.template vector<Ops>(column)) / deviation,
+                                                    b.gamma.template vector<Ops>(column)) +
+              b.beta.template vector<Ops>(column);
           break;
         }
-        default:
-          stage_on_vector<Ops>(step.normalizer.template row<Acc>(), value, kept, column);
+        case normalizer_step:
+          stage_on_vector<Ops>(step.normalizer.template row<Acc, false>(), value, kept, column);
+          break;
+        case batch_normalizer_step:
+          stage_on_vector<Ops>(step.normalizer.template row<Acc, true>(), value, kept, column);
+          break;
       }
     }
 
@@ -316,6 +334,7 @@ struct BoundAnyChain {
   KOKKOS_FUNCTION Row at_row(index_type row) const {
     Row result;
     result.chain = this;
+    row += first_row;
     for (std::int32_t s = 0; s < count; ++s) {
       const BoundStep& one = step[s];
       switch (one.kind) {
@@ -354,6 +373,31 @@ struct BoundAnyChain {
     }
     return result;
   }
+
+  /// What a head does with a chain beside that: still one type, so that the kernels of the softmax serve it.
+  BoundAnyChain with_rows_from(index_type row) const {
+    BoundAnyChain result = *this;
+    result.first_row = row;
+    return result;
+  }
+  template <class Acc>
+  BoundAnyChain followed_by(const impl::BoundNormalizer<Acc, true>& normalizer) const {
+    BoundStep one;
+    one.normalizer = {normalizer.factor, normalizer.distance};
+    BoundAnyChain result = *this;
+    result.add(batch_normalizer_step, one);
+    return result;
+  }
+  template <class Acc>
+  BoundAnyChain preceded_by(const impl::BoundNormalizer<Acc, true>& normalizer) const {
+    return BoundAnyChain{}.followed_by(normalizer).followed_by(*this);
+  }
+  BoundAnyChain followed_by(const BoundAnyChain& other) const {
+    BoundAnyChain result = *this;
+    for (std::int32_t s = 0; s < other.count; ++s) result.add(other.step[s].kind, other.step[s]);
+    result.rows_alike = rows_alike && other.rows_alike;
+    return result;
+  }
 };
 
 // ---------------------------------------------------------------------------------------------------------
@@ -383,6 +427,15 @@ namespace KokkosSoftmax::impl {
 /// How many it can hold.
 template <>
 inline constexpr int batch_norms_v<c::BoundAnyChain> = c::max_steps;
+
+// The kernels are in the sources made from KokkosSoftmax_CRows.cpp.in, for the heads as well.
+#define KOKKOSSOFTMAX_EXTERN(EXEC, IN, OUT)                                                               \
+  extern template void run_rows(const EXEC&, const RowsProblem<IN, OUT, c::BoundAnyChain>&, const char*); \
+  extern template void reserve_rows(const EXEC&, const RowsProblem<IN, OUT, c::BoundAnyChain>&, const char*);
+#define KOKKOSSOFTMAX_EXTERN_PAIR(IN, OUT) KOKKOSSOFTMAX_FOR_EACH_BACKEND(KOKKOSSOFTMAX_EXTERN, IN, OUT)
+KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR(KOKKOSSOFTMAX_EXTERN_PAIR)
+#undef KOKKOSSOFTMAX_EXTERN_PAIR
+#undef KOKKOSSOFTMAX_EXTERN
 
 }  // namespace KokkosSoftmax::impl
 

@@ -95,10 +95,11 @@ class CudaBackend : public Backend {
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0) {
       (void)cudaGetLastError();
-      throw Failure(KOKKOSSOFTMAX_NOT_INITIALIZED,
-                    std::string("KokkosSoftmax::initialize: this library was built with CUDA, and Kokkos needs a "
-                                "CUDA device then, for calls on the host too: ") +
-                        (error != cudaSuccess ? cudaGetErrorString(error) : "there is none"));
+      throw Failure(
+          KOKKOSSOFTMAX_NOT_INITIALIZED,
+          std::string("KokkosSoftmax::initialize: this library was built with CUDA, and Kokkos needs a "
+                      "CUDA device then, for calls on the host too: ") +
+              (error != cudaSuccess ? cudaGetErrorString(error) : "there is none"));
     }
     if (device >= count) {
       impl::bad_argument("initialize", "there is no CUDA device " + std::to_string(device) + " among " +
@@ -169,8 +170,8 @@ class CudaBackend : public Backend {
 
   static cudaStream_t stream_of(const Place& place) { return static_cast<cudaStream_t>(place.stream); }
   static Key key_of(const Place& place) {
-    return {place.stream, stream_of(place) == cudaStreamPerThread ? std::this_thread::get_id()
-                                                                  : std::thread::id()};
+    return {place.stream,
+            stream_of(place) == cudaStreamPerThread ? std::this_thread::get_id() : std::thread::id()};
   }
 
   static int checked_device(const std::string& function, const Place& place) {
@@ -232,7 +233,8 @@ class CudaBackend : public Backend {
     return *exec;
   }
 
-  // ---- Captures on streams that were never seen ---------------------------------------------------------------
+  // ---- Captures on streams that were never seen
+  // ---------------------------------------------------------------
 
   /// A thread's own, because scratch belongs to a thread; the next thread takes it over.
   struct SideOfThread {
@@ -269,16 +271,18 @@ class CudaBackend : public Backend {
   void in_capture(const std::string& function, const Place& place, const Use& use) {
     const Side* side = side_slot().side;
     if (!side) {
-      unsupported(function,
-                  "the stream is first seen while it is being captured; call KokkosSoftmax::reserve with these "
-                  "operands on this thread, on any stream, before the capture");
+      unsupported(
+          function,
+          "the stream is first seen while it is being captured; call KokkosSoftmax::reserve with these "
+          "operands on this thread, on any stream, before the capture");
     }
     check_cuda(cudaEventRecord(side->fork, stream_of(place)), "cudaEventRecord");
     const cudaError_t joined = cudaStreamWaitEvent(side->stream, side->fork, 0);
     if (joined != cudaSuccess) {
       (void)cudaGetLastError();
-      unsupported(function, std::string("two captures at a time by one thread, on streams first seen in them: ") +
-                                cudaGetErrorString(joined));
+      unsupported(function,
+                  std::string("two captures at a time by one thread, on streams first seen in them: ") +
+                      cudaGetErrorString(joined));
     }
     // Whatever happens, what was taken into the capture is given back to its stream.
     struct Join {

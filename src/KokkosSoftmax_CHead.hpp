@@ -33,9 +33,8 @@ void run_head(const Exec& exec, const HeadCall& call, const Head& head) {
     }
   };
   const auto with_matrix = [&](const auto& w) {
-    impl::with_linear_problem(
-        call.operation, function, exec, x, w, y, head, precision,
-        [&](const auto& problem) { use(impl::LinearCandidates<Exec>{}, problem); });
+    impl::with_linear_problem(call.operation, function, exec, x, w, y, head, precision,
+                              [&](const auto& problem) { use(impl::LinearCandidates<Exec>{}, problem); });
   };
   if (!call.packed) return with_matrix(ArrayView<const In, Exec>(call.w));
   if constexpr (std::is_same_v<accumulator_t<In, Out>, accumulator_t<In>>) {

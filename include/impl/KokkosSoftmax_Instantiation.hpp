@@ -15,8 +15,8 @@ namespace KokkosSoftmax::impl {
 
 using InstantiatedRows =
     RowsProblem<KOKKOSSOFTMAX_INSTANTIATE_IN, KOKKOSSOFTMAX_INSTANTIATE_OUT, BoundIdentity>;
-template void run_rows(const KOKKOSSOFTMAX_INSTANTIATE_BACKEND&, const InstantiatedRows&);
-template void reserve_rows(const KOKKOSSOFTMAX_INSTANTIATE_BACKEND&, const InstantiatedRows&);
+template void run_rows(const KOKKOSSOFTMAX_INSTANTIATE_BACKEND&, const InstantiatedRows&, const char*);
+template void reserve_rows(const KOKKOSSOFTMAX_INSTANTIATE_BACKEND&, const InstantiatedRows&, const char*);
 
 }  // namespace KokkosSoftmax::impl
 #endif

@@ -12,12 +12,12 @@
 
 static int failures = 0;
 
-#define CHECK(condition)                                                                           \
-  do {                                                                                             \
-    if (!(condition)) {                                                                            \
+#define CHECK(condition)                                                                                 \
+  do {                                                                                                   \
+    if (!(condition)) {                                                                                  \
       printf("%s:%d: %s; last error: %s\n", __FILE__, __LINE__, #condition, kokkossoftmax_last_error()); \
-      ++failures;                                                                                  \
-    }                                                                                              \
+      ++failures;                                                                                        \
+    }                                                                                                    \
   } while (0)
 
 /* Memory of the process that stays, in kilobytes. */
@@ -50,12 +50,14 @@ static double xd[rows][columns], yd[rows][columns];
 
 static void softmax_of_rows(void) {
   const int64_t extents[] = {rows, columns};
-  const kokkossoftmax_array in = matrix(x, KOKKOSSOFTMAX_FLOAT, extents), out = matrix(y, KOKKOSSOFTMAX_FLOAT, extents);
+  const kokkossoftmax_array in = matrix(x, KOKKOSSOFTMAX_FLOAT, extents),
+                            out = matrix(y, KOKKOSSOFTMAX_FLOAT, extents);
   CHECK(kokkossoftmax_softmax(NULL, &in, &out, -1, NULL, 0) == KOKKOSSOFTMAX_OK);
   for (int r = 0; r < rows; ++r) {
     double sum = 0;
     for (int c = 0; c < columns; ++c) sum += exp((double)x[r][c]);
-    for (int c = 0; c < columns; ++c) CHECK(fabs(y[r][c] - exp((double)x[r][c]) / sum) < 1e-6 * y[r][c] + 1e-30);
+    for (int c = 0; c < columns; ++c)
+      CHECK(fabs(y[r][c] - exp((double)x[r][c]) / sum) < 1e-6 * y[r][c] + 1e-30);
   }
 }
 
@@ -83,7 +85,8 @@ static void log_softmax_of_scaled_and_masked_columns(void) {
 
 static void thousands_of_calls(void) {
   const int64_t extents[] = {rows, columns}, w_extents[] = {rows, columns}, y_extents[] = {rows, rows};
-  const kokkossoftmax_array in = matrix(x, KOKKOSSOFTMAX_FLOAT, extents), out = matrix(y, KOKKOSSOFTMAX_FLOAT, extents),
+  const kokkossoftmax_array in = matrix(x, KOKKOSSOFTMAX_FLOAT, extents),
+                            out = matrix(y, KOKKOSSOFTMAX_FLOAT, extents),
                             w = matrix(x, KOKKOSSOFTMAX_FLOAT, w_extents);
   float product[rows][rows];
   const kokkossoftmax_array of_head = matrix(product, KOKKOSSOFTMAX_FLOAT, y_extents);
@@ -100,8 +103,8 @@ static void thousands_of_calls(void) {
       CHECK(kokkossoftmax_linear_softmax(NULL, &in, &w, &of_head, &scale, 1, KOKKOSSOFTMAX_PRECISION_IEEE) ==
             KOKKOSSOFTMAX_OK);
       CHECK(kokkossoftmax_pack(NULL, &w, &packed) == KOKKOSSOFTMAX_OK);
-      CHECK(kokkossoftmax_linear_softmax_packed(NULL, &in, packed, &of_head, NULL, 0, KOKKOSSOFTMAX_PRECISION_TF32) ==
-            KOKKOSSOFTMAX_OK);
+      CHECK(kokkossoftmax_linear_softmax_packed(NULL, &in, packed, &of_head, NULL, 0,
+                                                KOKKOSSOFTMAX_PRECISION_TF32) == KOKKOSSOFTMAX_OK);
       kokkossoftmax_packed_free(packed);
     }
   }
@@ -111,7 +114,8 @@ static void thousands_of_calls(void) {
 
 int main(void) {
   const int64_t extents[] = {rows, columns};
-  const kokkossoftmax_array in = matrix(x, KOKKOSSOFTMAX_FLOAT, extents), out = matrix(y, KOKKOSSOFTMAX_FLOAT, extents);
+  const kokkossoftmax_array in = matrix(x, KOKKOSSOFTMAX_FLOAT, extents),
+                            out = matrix(y, KOKKOSSOFTMAX_FLOAT, extents);
   kokkossoftmax_options options = KOKKOSSOFTMAX_OPTIONS_INIT;
   kokkossoftmax_packed* packed = NULL;
 

@@ -32,7 +32,8 @@ constexpr std::int32_t code_of() {
 }
 
 template <class Exec>
-inline constexpr bool is_host = Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename Exec::memory_space>::accessible;
+inline constexpr bool is_host =
+    Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename Exec::memory_space>::accessible;
 
 // A descriptor that keeps what it points to.
 class Described {
@@ -84,7 +85,8 @@ inline kokkossoftmax_transform causal_step(std::int64_t offset) {
 
 using Steps = std::vector<kokkossoftmax_transform>;
 
-// Fills a view, whatever its memory, in the order of its elements in memory; -inf and NaN here and there if `special`.
+// Fills a view, whatever its memory, in the order of its elements in memory; -inf and NaN here and there if
+// `special`.
 template <class View>
 void fill(const View& view, std::uint64_t seed, double from = -4, double to = 4, bool special = false) {
   using T = typename View::non_const_value_type;
@@ -114,7 +116,8 @@ void fill(const View& view, std::uint64_t seed, double from = -4, double to = 4,
 template <class View>
 std::vector<unsigned char> bytes_of(const View& view) {
   std::vector<unsigned char> bytes(view.span() * sizeof(typename View::value_type));
-  using Bytes = Kokkos::View<const char*, typename View::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  using Bytes =
+      Kokkos::View<const char*, typename View::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
   using HostBytes = Kokkos::View<char*, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
   Kokkos::deep_copy(HostBytes(reinterpret_cast<char*>(bytes.data()), bytes.size()),
                     Bytes(reinterpret_cast<const char*>(view.data()), bytes.size()));

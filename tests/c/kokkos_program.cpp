@@ -13,12 +13,13 @@ namespace {
 
 int failures = 0;
 
-#define CHECK(condition)                                                                             \
-  do {                                                                                               \
-    if (!(condition)) {                                                                              \
-      std::printf("%s:%d: %s; last error: %s\n", __FILE__, __LINE__, #condition, kokkossoftmax_last_error()); \
-      ++failures;                                                                                    \
-    }                                                                                                \
+#define CHECK(condition)                                                         \
+  do {                                                                           \
+    if (!(condition)) {                                                          \
+      std::printf("%s:%d: %s; last error: %s\n", __FILE__, __LINE__, #condition, \
+                  kokkossoftmax_last_error());                                   \
+      ++failures;                                                                \
+    }                                                                            \
   } while (false)
 
 // What a profiling tool sees of either library.
@@ -28,7 +29,8 @@ void count_region(const char* name) {
 }
 
 void both_libraries_work() {
-  const Kokkos::View<float**, Kokkos::LayoutRight, Kokkos::HostSpace> x("x", 3, 7), y("y", 3, 7), z("z", 3, 7);
+  const Kokkos::View<float**, Kokkos::LayoutRight, Kokkos::HostSpace> x("x", 3, 7), y("y", 3, 7),
+      z("z", 3, 7);
   for (int r = 0; r < 3; ++r) {
     for (int c = 0; c < 7; ++c) x(r, c) = static_cast<float>((r * 31 + c * 17) % 11);
   }

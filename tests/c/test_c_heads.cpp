@@ -66,7 +66,8 @@ template <class In, class Out, class T>
 void same_bits(const char* what, Head<In, Out>& h, const T& transform, const Steps& steps,
                ks::Precision precision = ks::Precision::ieee) {
   const Exec exec;
-  const int p = precision == ks::Precision::tf32 ? KOKKOSSOFTMAX_PRECISION_TF32 : KOKKOSSOFTMAX_PRECISION_IEEE;
+  const int p =
+      precision == ks::Precision::tf32 ? KOKKOSSOFTMAX_PRECISION_TF32 : KOKKOSSOFTMAX_PRECISION_IEEE;
   ks::linear_softmax(exec, h.x, h.w, h.y, transform, precision);
   exec.fence();
   const std::string ran = ks::last_implementation();
@@ -83,7 +84,8 @@ void same_bits(const char* what, Head<In, Out>& h, const T& transform, const Ste
   ks::linear_log_softmax(exec, h.x, packed_cpp, h.y, transform, precision);
   exec.fence();
   EXPECT_OK(kokkossoftmax_reserve_linear_packed(nullptr, h.cx, packed, h.cz, steps.data(), steps.size(), p));
-  EXPECT_OK(kokkossoftmax_linear_log_softmax_packed(nullptr, h.cx, packed, h.cz, steps.data(), steps.size(), p));
+  EXPECT_OK(
+      kokkossoftmax_linear_log_softmax_packed(nullptr, h.cx, packed, h.cz, steps.data(), steps.size(), p));
   Kokkos::fence();
   EXPECT_EQ(bytes_of(h.y), bytes_of(h.z)) << what << ", packed, log_softmax";
   EXPECT_OK(kokkossoftmax_linear_log_softmax(nullptr, h.cx, h.cw, h.cz, steps.data(), steps.size(), p));
@@ -132,12 +134,13 @@ TEST(CHeads, Bfloat16AndDouble) {
 
 // The running statistics have the same bits too.
 template <class MakeChain>
-void same_statistics(const char* what, const MakeChain& make, Steps (*steps)(Head<float, float>&, Described&, Described&)) {
+void same_statistics(const char* what, const MakeChain& make,
+                     Steps (*steps)(Head<float, float>&, Described&, Described&)) {
   for (const Sizes& s : sizes) {
     Head<float, float> h(s);
     const Exec exec;
-    const Vector<float> mean("running_mean", s.n), variance("running_variance", s.n), mean_c("running_mean", s.n),
-        variance_c("running_variance", s.n);
+    const Vector<float> mean("running_mean", s.n), variance("running_variance", s.n),
+        mean_c("running_mean", s.n), variance_c("running_variance", s.n);
     for (const auto& v : {mean, mean_c}) fill(v, 20);
     for (const auto& v : {variance, variance_c}) fill(v, 21, 0.5, 2);
     Described c_mean(mean_c), c_variance(variance_c);
@@ -158,7 +161,8 @@ TEST(CHeads, BatchStatistics) {
   same_statistics(
       "bias | batch_norm_training | scale",
       [](auto& h, const auto& mean, const auto& variance) {
-        return ks::bias(h.bias) | ks::batch_norm_training(h.gamma, h.beta, 1e-5, mean, variance, 0.1) | ks::scale(0.9);
+        return ks::bias(h.bias) | ks::batch_norm_training(h.gamma, h.beta, 1e-5, mean, variance, 0.1) |
+               ks::scale(0.9);
       },
       [](Head<float, float>& h, Described& mean, Described& variance) {
         auto training =
@@ -169,8 +173,8 @@ TEST(CHeads, BatchStatistics) {
   same_statistics(
       "gelu | batch_norm_training | gelu_tanh | bias",
       [](auto& h, const auto& mean, const auto& variance) {
-        return ks::gelu() | ks::batch_norm_training(h.gamma, h.beta, 1e-5, mean, variance, 0.25) | ks::gelu_tanh() |
-               ks::bias(h.bias);
+        return ks::gelu() | ks::batch_norm_training(h.gamma, h.beta, 1e-5, mean, variance, 0.25) |
+               ks::gelu_tanh() | ks::bias(h.bias);
       },
       [](Head<float, float>& h, Described& mean, Described& variance) {
         auto training =
@@ -181,11 +185,11 @@ TEST(CHeads, BatchStatistics) {
       });
 }
 
-#define EXPECT_REFUSED(expected, part, call)                             \
-  do {                                                                   \
-    EXPECT_EQ(call, expected) << kokkossoftmax_last_error();             \
-    const std::string text = kokkossoftmax_last_error();                 \
-    EXPECT_NE(text.find(part), std::string::npos) << text;               \
+#define EXPECT_REFUSED(expected, part, call)                 \
+  do {                                                       \
+    EXPECT_EQ(call, expected) << kokkossoftmax_last_error(); \
+    const std::string text = kokkossoftmax_last_error();     \
+    EXPECT_NE(text.find(part), std::string::npos) << text;   \
   } while (false)
 #define INVALID(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_INVALID_ARGUMENT, part, call)
 #define UNSUPPORTED(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_UNSUPPORTED, part, call)
@@ -197,10 +201,15 @@ TEST(CHeads, Refusals) {
     return kokkossoftmax_linear_softmax(nullptr, h.cx, h.cw, h.cz, steps.data(), steps.size(), 0);
   };
   INVALID("w is a null pointer", kokkossoftmax_linear_softmax(nullptr, h.cx, nullptr, h.cz, nullptr, 0, 0));
-  INVALID("w is a null pointer", kokkossoftmax_linear_softmax_packed(nullptr, h.cx, nullptr, h.cz, nullptr, 0, 0));
+  INVALID("w is a null pointer",
+          kokkossoftmax_linear_softmax_packed(nullptr, h.cx, nullptr, h.cz, nullptr, 0, 0));
   INVALID("precision is 5", kokkossoftmax_linear_softmax(nullptr, h.cx, h.cw, h.cz, nullptr, 0, 5));
   INVALID("does not fit", kokkossoftmax_linear_softmax(nullptr, h.cx, h.cw, h.cx, nullptr, 0, 0));
-  INVALID("differ in their number of columns", kokkossoftmax_linear_softmax(nullptr, h.cx, h.c_bias, h.cz, nullptr, 0, 0) == KOKKOSSOFTMAX_INVALID_ARGUMENT ? kokkossoftmax_linear_softmax(nullptr, h.cx, h.cz, h.cz, nullptr, 0, 0) : KOKKOSSOFTMAX_OK);
+  INVALID("differ in their number of columns",
+          kokkossoftmax_linear_softmax(nullptr, h.cx, h.c_bias, h.cz, nullptr, 0, 0) ==
+                  KOKKOSSOFTMAX_INVALID_ARGUMENT
+              ? kokkossoftmax_linear_softmax(nullptr, h.cx, h.cz, h.cz, nullptr, 0, 0)
+              : KOKKOSSOFTMAX_OK);
   UNSUPPORTED("scalars", kokkossoftmax_linear_softmax(nullptr, h.cx, d.cw, h.cz, nullptr, 0, 0));
   UNSUPPORTED("scalars", kokkossoftmax_linear_softmax(nullptr, h.cx, h.cw, d.cz, nullptr, 0, 0));
   INVALID("running_mean and running_variance",
@@ -209,8 +218,10 @@ TEST(CHeads, Refusals) {
   UNSUPPORTED("more than once", call({training, training}));
   Vector<double> wide("wide", 3);
   Described c_wide(wide);
-  UNSUPPORTED("of float in this call", call({step_of(KOKKOSSOFTMAX_BATCH_NORM_TRAINING, {&h.c_gamma, &c_wide})}));
-  INVALID("overlaps", call({step_of(KOKKOSSOFTMAX_BATCH_NORM_TRAINING, {&h.c_gamma, &h.c_beta, &h.c_mean, &h.c_gamma})}));
+  UNSUPPORTED("of float in this call",
+              call({step_of(KOKKOSSOFTMAX_BATCH_NORM_TRAINING, {&h.c_gamma, &c_wide})}));
+  INVALID("overlaps",
+          call({step_of(KOKKOSSOFTMAX_BATCH_NORM_TRAINING, {&h.c_gamma, &h.c_beta, &h.c_mean, &h.c_gamma})}));
   kokkossoftmax_packed* packed = nullptr;
   INVALID("packed is a null pointer", kokkossoftmax_pack(nullptr, h.cw, nullptr));
   INVALID("w of extents (3) is not a matrix", kokkossoftmax_pack(nullptr, h.c_bias, &packed));

@@ -32,7 +32,8 @@ template <class... Kept, class First, class... Rest>
 struct Collect<testing::Types<Kept...>, First, Rest...> {
   using type = typename Collect<testing::Types<Kept..., First>, Rest...>::type;
 };
-using Backends = Collect<testing::Types<>, KOKKOSSOFTMAX_FOR_EACH_BACKEND(SPACE_OF_LIST) End>::type;
+using Backends = Collect < testing::Types<>, KOKKOSSOFTMAX_FOR_EACH_BACKEND(SPACE_OF_LIST)
+End > ::type;
 TYPED_TEST_SUITE(CInterface, Backends);
 
 #define EXPECT_OK(call) EXPECT_EQ(call, KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error()
@@ -63,8 +64,8 @@ kokkossoftmax_status call_c(Call which, Described& x, Described& y, int axis, co
 template <class T, class Exec>
 using Strided = Kokkos::View<T, Kokkos::LayoutStride, typename Exec::memory_space>;
 
-// Without a transform, for every pair of scalars, axis and operation, on a view with gaps whose dimensions are
-// in another order in the output.
+// Without a transform, for every pair of scalars, axis and operation, on a view with gaps whose dimensions
+// are in another order in the output.
 template <class Exec, class In, class Out>
 void same_bits_without_transform() {
   const Strided<In***, Exec> x("x", Kokkos::LayoutStride(5, 140, 7, 2, 48, 3, 7));
@@ -84,7 +85,8 @@ void same_bits_without_transform() {
     }
     const int dropped = axis < 0 ? axis + 3 : axis;
     const std::size_t first = x.extent(dropped == 0 ? 1 : 0), second = x.extent(dropped == 2 ? 1 : 2);
-    const Kokkos::View<Out**, typename Exec::memory_space> sum("sum", first, second), sum_c("sum_c", first, second);
+    const Kokkos::View<Out**, typename Exec::memory_space> sum("sum", first, second),
+        sum_c("sum_c", first, second);
     ks::logsumexp(exec, x, sum, ks::axis(axis));
     exec.fence();
     Described c_sum(sum_c);
@@ -104,8 +106,8 @@ TYPED_TEST(CInterface, SameBitsInCOrder) {
   using Exec = TypeParam;
   const Exec exec;
   for (const int columns : {1, 2, 17, 64, 1000, 5003, 70001}) {
-    const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 3, columns), y("y", 3, columns),
-        z("z", 3, columns);
+    const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 3, columns),
+        y("y", 3, columns), z("z", 3, columns);
     fill(x, static_cast<std::uint64_t>(columns), -6, 6, true);
     ks::softmax(exec, x, y);
     exec.fence();
@@ -172,7 +174,8 @@ struct Operands {
 };
 
 template <class Exec, class Out, class In, class T>
-void same_bits(const char* what, Operands<Exec, In>& o, const T& transform, const Steps& steps, int axis = 2) {
+void same_bits(const char* what, Operands<Exec, In>& o, const T& transform, const Steps& steps,
+               int axis = 2) {
   using View = Kokkos::View<Out***, Kokkos::LayoutRight, typename Exec::memory_space>;
   const Exec exec;
   for (const Call call : {softmax, log_softmax}) {
@@ -180,10 +183,11 @@ void same_bits(const char* what, Operands<Exec, In>& o, const T& transform, cons
     call_cpp(call, exec, o.x, y, axis, transform);
     const std::string ran = ks::last_implementation();
     Described cx(o.x), cz(z);
-    ASSERT_EQ(call_c(call, cx, cz, axis, steps), KOKKOSSOFTMAX_OK) << what << ": " << kokkossoftmax_last_error();
+    ASSERT_EQ(call_c(call, cx, cz, axis, steps), KOKKOSSOFTMAX_OK)
+        << what << ": " << kokkossoftmax_last_error();
     EXPECT_EQ(ran, kokkossoftmax_last_implementation()) << what;
-    EXPECT_EQ(bytes_of(y), bytes_of(z)) << what << ", columns " << o.x.extent(2) << ", axis " << axis << ", call "
-                                        << call;
+    EXPECT_EQ(bytes_of(y), bytes_of(z))
+        << what << ", columns " << o.x.extent(2) << ", axis " << axis << ", call " << call;
   }
 }
 
@@ -192,12 +196,12 @@ constexpr int lengths[] = {1, 37, 128, 1003, 20000};
 TYPED_TEST(CInterface, SameBitsOfMaskedChain) {
   for (const int columns : lengths) {
     Operands<TypeParam, float> o(columns);
-    const auto chain =
-        ks::scale(0.37) | ks::mask(o.mask) | ks::causal(columns / 2) | ks::bias(o.bias) | ks::temperature(o.temperature);
-    same_bits<TypeParam, float>("masked", o, chain,
-                                {step(KOKKOSSOFTMAX_SCALE, 0.37), step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask}),
-                                 causal_step(columns / 2), step_of(KOKKOSSOFTMAX_BIAS, {&o.c_bias}),
-                                 step_of(KOKKOSSOFTMAX_TEMPERATURE, {&o.c_temperature})});
+    const auto chain = ks::scale(0.37) | ks::mask(o.mask) | ks::causal(columns / 2) | ks::bias(o.bias) |
+                       ks::temperature(o.temperature);
+    same_bits<TypeParam, float>(
+        "masked", o, chain,
+        {step(KOKKOSSOFTMAX_SCALE, 0.37), step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask}), causal_step(columns / 2),
+         step_of(KOKKOSSOFTMAX_BIAS, {&o.c_bias}), step_of(KOKKOSSOFTMAX_TEMPERATURE, {&o.c_temperature})});
   }
 }
 
@@ -213,11 +217,12 @@ TYPED_TEST(CInterface, SameBitsOfActivations) {
 TYPED_TEST(CInterface, SameBitsOfBatchNorm) {
   for (const int columns : lengths) {
     Operands<TypeParam, ks::bhalf_t> o(columns);
-    const auto chain = ks::gelu_tanh() | ks::batch_norm(o.mean, o.variance, o.gamma, o.beta, 1e-3) | ks::relu() |
-                       ks::scale(1.7);
-    const Steps steps{step(KOKKOSSOFTMAX_GELU_TANH),
-                      step_of(KOKKOSSOFTMAX_BATCH_NORM, {&o.c_mean, &o.c_variance, &o.c_gamma, &o.c_beta}, 1e-3),
-                      step(KOKKOSSOFTMAX_RELU), step(KOKKOSSOFTMAX_SCALE, 1.7)};
+    const auto chain = ks::gelu_tanh() | ks::batch_norm(o.mean, o.variance, o.gamma, o.beta, 1e-3) |
+                       ks::relu() | ks::scale(1.7);
+    const Steps steps{
+        step(KOKKOSSOFTMAX_GELU_TANH),
+        step_of(KOKKOSSOFTMAX_BATCH_NORM, {&o.c_mean, &o.c_variance, &o.c_gamma, &o.c_beta}, 1e-3),
+        step(KOKKOSSOFTMAX_RELU), step(KOKKOSSOFTMAX_SCALE, 1.7)};
     same_bits<TypeParam, float>("batch_norm", o, chain, steps);
   }
 }
@@ -226,10 +231,10 @@ TYPED_TEST(CInterface, SameBitsInDouble) {
   for (const int columns : lengths) {
     Operands<TypeParam, double> o(columns);
     const auto chain = ks::scale(1 / 3.0) | ks::bias(o.double_bias) | ks::gelu() | ks::bias(o.half_bias);
-    same_bits<TypeParam, double>("double", o, chain,
-                                 {step(KOKKOSSOFTMAX_SCALE, 1 / 3.0),
-                                  step_of(KOKKOSSOFTMAX_BIAS, {&o.c_double_bias}), step(KOKKOSSOFTMAX_GELU_ERF),
-                                  step_of(KOKKOSSOFTMAX_BIAS, {&o.c_half_bias})});
+    same_bits<TypeParam, double>(
+        "double", o, chain,
+        {step(KOKKOSSOFTMAX_SCALE, 1 / 3.0), step_of(KOKKOSSOFTMAX_BIAS, {&o.c_double_bias}),
+         step(KOKKOSSOFTMAX_GELU_ERF), step_of(KOKKOSSOFTMAX_BIAS, {&o.c_half_bias})});
   }
 }
 
@@ -240,7 +245,10 @@ TYPED_TEST(CInterface, SameBitsAlongOtherAxes) {
   const Kokkos::View<float*, typename Exec::memory_space> six("six", 6);
   fill(six, 12);
   Described c_six(six);
-  same_bits<Exec, float>("axis 1", o, ks::scale(-0.7) | ks::mask(o.mask) | ks::bias(six), {step(KOKKOSSOFTMAX_SCALE, -0.7), step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask}), step_of(KOKKOSSOFTMAX_BIAS, {&c_six})}, 1);
+  same_bits<Exec, float>("axis 1", o, ks::scale(-0.7) | ks::mask(o.mask) | ks::bias(six),
+                         {step(KOKKOSSOFTMAX_SCALE, -0.7), step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask}),
+                          step_of(KOKKOSSOFTMAX_BIAS, {&c_six})},
+                         1);
 }
 
 // logsumexp of a vector is one value, of rank 0.
@@ -279,7 +287,8 @@ TYPED_TEST(CInterface, ReserveThenCall) {
 
 TYPED_TEST(CInterface, SeveralThreads) {
   using Exec = TypeParam;
-  const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 20, 3000), y("y", 20, 3000);
+  const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 20, 3000),
+      y("y", 20, 3000);
   fill(x, 8);
   ks::softmax(Exec(), x, y, ks::scale(0.5));
   Kokkos::fence();
@@ -303,12 +312,12 @@ TYPED_TEST(CInterface, SeveralThreads) {
 
 // ---- What is refused --------------------------------------------------------------------------------------
 
-#define EXPECT_REFUSED(expected, part, call)                                         \
-  do {                                                                               \
-    EXPECT_EQ(call, expected) << kokkossoftmax_last_error();                         \
-    const std::string text = kokkossoftmax_last_error();                             \
-    EXPECT_NE(text.find(part), std::string::npos) << text;                           \
-    EXPECT_EQ(text.rfind("kokkossoftmax_", 0), 0u) << text;                          \
+#define EXPECT_REFUSED(expected, part, call)                 \
+  do {                                                       \
+    EXPECT_EQ(call, expected) << kokkossoftmax_last_error(); \
+    const std::string text = kokkossoftmax_last_error();     \
+    EXPECT_NE(text.find(part), std::string::npos) << text;   \
+    EXPECT_EQ(text.rfind("kokkossoftmax_", 0), 0u) << text;  \
   } while (false)
 #define INVALID(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_INVALID_ARGUMENT, part, call)
 #define UNSUPPORTED(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_UNSUPPORTED, part, call)
@@ -368,7 +377,8 @@ TYPED_TEST(CInterface, RefusesBadStructs) {
     bad.strides()[0] = 6;
     kokkossoftmax_array flat = *bad.get();
     flat.extents = nullptr;
-    INVALID("extents of " + name, kokkossoftmax_softmax(nullptr, which ? cx.get() : &flat, which ? &flat : cy.get(), -1, nullptr, 0));
+    INVALID("extents of " + name, kokkossoftmax_softmax(nullptr, which ? cx.get() : &flat,
+                                                        which ? &flat : cy.get(), -1, nullptr, 0));
   }
   INVALID("axis 2", kokkossoftmax_softmax(nullptr, cx, cy, 2, nullptr, 0));
   INVALID("axis -3", kokkossoftmax_softmax(nullptr, cx, cy, -3, nullptr, 0));
@@ -414,8 +424,8 @@ TYPED_TEST(CInterface, RefusesTransforms) {
   INVALID("temperature of extents (8)", call({step_of(KOKKOSSOFTMAX_TEMPERATURE, {&o.c_mean})}));
   INVALID("gamma is a null pointer",
           call({step_of(KOKKOSSOFTMAX_BATCH_NORM, {&o.c_mean, &o.c_variance, nullptr, &o.c_beta})}));
-  INVALID("eps of batch_norm", call({step_of(KOKKOSSOFTMAX_BATCH_NORM,
-                                             {&o.c_mean, &o.c_variance, &o.c_gamma, &o.c_beta}, -1)}));
+  INVALID("eps of batch_norm",
+          call({step_of(KOKKOSSOFTMAX_BATCH_NORM, {&o.c_mean, &o.c_variance, &o.c_gamma, &o.c_beta}, -1)}));
   INVALID("overlaps bias", kokkossoftmax_softmax(nullptr, cx, o.c_bias, 2, nullptr, 0) == KOKKOSSOFTMAX_INVALID_ARGUMENT
                                ? [&] {
                                    Described whole(o.x);

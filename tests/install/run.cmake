@@ -5,6 +5,7 @@
 
 string(REPLACE "@" ";" COMMON "${COMMON}")
 string(REPLACE "@" ";" DEPENDENCIES "${DEPENDENCIES}")
+string(REPLACE "@" ";" C_COMMON "${C_COMMON}")
 file(REMOVE_RECURSE "${WORK_DIR}")
 file(MAKE_DIRECTORY "${WORK_DIR}")
 
@@ -30,6 +31,20 @@ function(consume)
   run("Building the consumer" "${CMAKE_COMMAND}" --build "${WORK_DIR}/consumer" --target consumer --parallel ${CORES})
   if(CAN_RUN)
     run("Running the consumer" "${WORK_DIR}/consumer/consumer")
+  endif()
+endfunction()
+
+# The same in C, and in Fortran where there is the module.
+function(consume_from_c)
+  run("Configuring the consumer in C" "${CMAKE_COMMAND}" -S "${SOURCE_DIR}/tests/install/c_consumer" -B
+      "${WORK_DIR}/c_consumer" -DCMAKE_BUILD_TYPE=Release -DCONSUMER_FORTRAN=${FORTRAN} ${C_COMMON} ${ARGN}
+  )
+  run("Building the consumer in C" "${CMAKE_COMMAND}" --build "${WORK_DIR}/c_consumer" --parallel ${CORES})
+  if(CAN_RUN)
+    run("Running the consumer in C" "${WORK_DIR}/c_consumer/consumer")
+    if(FORTRAN)
+      run("Running the consumer in Fortran" "${WORK_DIR}/c_consumer/fortran_consumer")
+    endif()
   endif()
 endfunction()
 
@@ -67,4 +82,7 @@ endif()
 file(RENAME "${WORK_DIR}/installed" "${WORK_DIR}/moved")
 check_names_no("${WORK_DIR}/moved" "${build_dir}" "${WORK_DIR}/installed")
 consume("-DCMAKE_PREFIX_PATH=${WORK_DIR}/moved")
+if(C)
+  consume_from_c("-DCMAKE_PREFIX_PATH=${WORK_DIR}/moved")
+endif()
 file(REMOVE_RECURSE "${WORK_DIR}")

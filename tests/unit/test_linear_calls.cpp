@@ -114,11 +114,24 @@ TYPED_TEST(LinearCalls, ColumnStatistics) {
                  {"x", "(5)", "matrix"});
 }
 
+// Without a BLAS Kokkos Kernels multiplies on the host by a kernel of its own: its label, and Kokkos'
+// scratch.
+template <class Exec>
+constexpr bool multiplies_by_kokkos_kernels() {
+#if defined(KOKKOSKERNELS_ENABLE_TPL_BLAS)
+  return false;
+#else
+  return ks::impl::runs_on_host_v<Exec>;
+#endif
+}
+
+template <class Exec>
 void expect_quiet(const ToolRecorder::Records& records, const std::string& where, bool launches) {
   EXPECT_EQ(!records.kernels.empty(), launches) << where;
   for (const auto& label : records.fences) ADD_FAILURE() << where << ": fence " << label;
   for (const auto& label : records.copies) ADD_FAILURE() << where << ": copy " << label;
   for (const auto& [label, size] : records.allocations) {
+    if (multiplies_by_kokkos_kernels<Exec>() && label.find("::scratch_mem") != std::string::npos) continue;
     ADD_FAILURE() << where << ": allocation " << label << " of " << size << " bytes";
   }
   EXPECT_EQ(records.open_regions, 0) << where;
@@ -132,8 +145,9 @@ void expect_quiet_once_reserved(const Exec& exec, const LinearCase& c, const Opt
   for (auto operation : head_operations) {
     ToolRecorder recorder;
     call_head(operation, exec, o.x_view(), o.w_view(), o.y_view(), options...);
-    expect_quiet(recorder.records(), head_name(operation), true);
+    expect_quiet<Exec>(recorder.records(), head_name(operation), true);
     for (const auto& label : recorder.records().kernels) {
+      if (multiplies_by_kokkos_kernels<Exec>() && label.rfind("KokkosBlas::gemm", 0) == 0) continue;
       EXPECT_EQ(label.rfind("KokkosSoftmax::" + head_name(operation), 0) == 0 ||
                     label.rfind(std::string("KokkosSoftmax::") + reference::name(operation), 0) == 0,
                 true)
@@ -310,7 +324,7 @@ TYPED_TEST(LinearCalls, SmallerExtentsAreWarmToo) {
   exec.fence();
   ToolRecorder recorder;
   ks::linear_softmax(exec, little.x_view(), little.w_view(), little.y_view());
-  expect_quiet(recorder.records(), "smaller", true);
+  expect_quiet<TypeParam>(recorder.records(), "smaller", true);
 }
 
 TYPED_TEST(LinearCalls, ReserveLeavesTheOperandsAlone) {

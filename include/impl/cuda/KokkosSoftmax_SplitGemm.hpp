@@ -12,7 +12,7 @@
 /// at most 2^-22 of x w, is dropped.
 ///
 /// **The sum.** The tensor core truncates what it adds up, a bias of about 2^-24 for each 16 of K, so high
-/// high is moved to a float sum and started anew every 32 of K; the cross products, 2^-11 of it, run through.
+/// high is moved to a float sum and started anew every 64 of K; the cross products, 2^-11 of it, run through.
 ///
 /// **The guard.** For each row the split counts the elements n that are smaller than 2^-13 and not kept
 /// exactly. Only they can lose more than 2^-23 of themselves: together at most n 2^-36 max|w| <= n 2^-21 in

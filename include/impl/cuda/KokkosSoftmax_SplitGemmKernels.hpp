@@ -68,9 +68,6 @@ struct Ring {
   }
 };
 
-/// How many times 16 of K the tensor core adds up before float takes over.
-inline constexpr int chain_length = 2;
-
 struct GemmArguments {
   std::int64_t left_extent, right_extent;
   int steps;
@@ -101,8 +98,8 @@ struct GemmArguments {
 /// All walk the same sequence of tiles, K steps and halves. A slot's `full` barrier expects one arrival and
 /// the bytes of the slot a round, its `free` barrier one arrival from each of the eight multiplying warps; no
 /// block waits for another. Each warpgroup has three accumulators: `sum` in float arithmetic, `high` and
-/// `cross` in the tensor core's. While the tensor core is at the cross products of a chain, `high` of that
-/// chain goes to `sum`.
+/// `cross` in the tensor core's. While the tensor core is at the cross products of a K step, `high` of that
+/// step goes to `sum`.
 template <int width, bool w_is_left, class Epilogue>
 __global__ void __launch_bounds__(gemm_threads, 1)
     split_gemm_kernel(const __grid_constant__ CUtensorMap left_map,
@@ -152,115 +149,108 @@ __global__ void __launch_bounds__(gemm_threads, 1)
     constexpr int count = width / 2;
     const std::uint32_t my_left = warp / 4 * 64 * Ring<width>::row_bytes;
     float sum[count], high[count], cross[count];
-    for (std::int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-      const auto tile = a.tile(t, left_tiles, right_tiles);
-#pragma unroll
-      for (int i = 0; i < count; ++i) sum[i] = 0;
-      int held_high = -1, held_low = -1;  // slots that the products under way may still read
-      const auto release = [&] {
-        if (held_high >= 0 && lane == 0) {
-          mbarrier_arrive(ring.free(held_high));
-          mbarrier_arrive(ring.free(held_low));
-        }
-      };
-#pragma unroll 1
-      for (int step = 0; step < a.steps; ++step) {
-        mbarrier_wait_parity(ring.full(ring.slot), ring.phase);
-        const int slot_high = ring.slot;
-        const std::uint64_t left_high = matrix_descriptor(ring.left() + my_left),
-                            right_high = matrix_descriptor(ring.right());
-        ring.advance();
-        const int slot_low = ring.slot;
-        const std::uint32_t phase_low = ring.phase;
-        const std::uint64_t left_low = matrix_descriptor(ring.left() + my_left),
-                            right_low = matrix_descriptor(ring.right());
-        ring.advance();
-        // X's low halves first, on whichever side X is, so that both orientations give the same bits.
-        const std::uint64_t left_1 = w_is_left ? left_high : left_low,
-                            right_1 = w_is_left ? right_low : right_high;
-        const std::uint64_t left_2 = w_is_left ? left_low : left_high,
-                            right_2 = w_is_left ? right_high : right_low;
-#pragma unroll
-        for (int first = 0; first < 4; first += chain_length) {
-          // After the reads of `high` below, and after the branches of a wait.
-          wgmma_fence();
-#pragma unroll
-          for (int k = first; k < first + chain_length; ++k) {
-            wgmma_f16(high, left_high + k * matrix_descriptor_step, right_high + k * matrix_descriptor_step,
-                      k != first);
-          }
-          wgmma_commit_group();
-          if (first == 0) {
-            // Groups end in order: these products are the only ones under way, the step before is read out.
-            wgmma_wait_group<1>();
-            release();
-            held_high = slot_high;
-            held_low = slot_low;
-            mbarrier_wait_parity(ring.full(slot_low), phase_low);
-            wgmma_fence();
-          }
-#pragma unroll
-          for (int k = first; k < first + chain_length; ++k) {
-            wgmma_f16(cross, left_1 + k * matrix_descriptor_step, right_1 + k * matrix_descriptor_step,
-                      step > 0 || k > 0);
-          }
-#pragma unroll
-          for (int k = first; k < first + chain_length; ++k) {
-            wgmma_f16(cross, left_2 + k * matrix_descriptor_step, right_2 + k * matrix_descriptor_step, true);
-          }
-          wgmma_commit_group();
-          wgmma_wait_group<1>();
-          accumulators_are_complete(high);
-#pragma unroll
-          for (int i = 0; i < count; ++i) sum[i] += high[i];
-        }
+    int held_high = -1, held_low = -1;  // slots that the products under way may still read
+    const auto release = [&] {
+      if (held_high >= 0 && lane == 0) {
+        mbarrier_arrive(ring.free(held_high));
+        mbarrier_arrive(ring.free(held_low));
       }
-      wgmma_wait_group<0>();
-      accumulators_are_complete(cross);
+      held_high = -1;
+    };
+    // Sets the products of one K step going, in two groups: of the high halves, then the cross products.
+    const auto multiply = [&](bool first) {
+      mbarrier_wait_parity(ring.full(ring.slot), ring.phase);
+      const int slot_high = ring.slot;
+      const std::uint64_t left_high = matrix_descriptor(ring.left() + my_left),
+                          right_high = matrix_descriptor(ring.right());
+      ring.advance();
+      const int slot_low = ring.slot;
+      const std::uint32_t phase_low = ring.phase;
+      const std::uint64_t left_low = matrix_descriptor(ring.left() + my_left),
+                          right_low = matrix_descriptor(ring.right());
+      ring.advance();
+      // X's low halves first, on whichever side X is, so that both orientations give the same bits.
+      const std::uint64_t left_1 = w_is_left ? left_high : left_low,
+                          right_1 = w_is_left ? right_low : right_high;
+      const std::uint64_t left_2 = w_is_left ? left_low : left_high,
+                          right_2 = w_is_left ? right_high : right_low;
+      // After the reads of `high` by promote(), and after the branches of a wait.
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < step_columns / 16; ++k) {
+        wgmma_f16(high, left_high + k * matrix_descriptor_step, right_high + k * matrix_descriptor_step,
+                  k > 0);
+      }
+      wgmma_commit_group();
+      // Groups end in order: these products are the only ones under way, the step before is read out.
+      wgmma_wait_group<1>();
       release();
-
-      // A thread holds two neighbouring columns of each eight, in rows r and r + 8 of its warp's sixteen.
+      held_high = slot_high;
+      held_low = slot_low;
+      mbarrier_wait_parity(ring.full(slot_low), phase_low);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < step_columns / 16; ++k) {
+        wgmma_f16(cross, left_1 + k * matrix_descriptor_step, right_1 + k * matrix_descriptor_step,
+                  !first || k > 0);
+      }
+#pragma unroll
+      for (int k = 0; k < step_columns / 16; ++k) {
+        wgmma_f16(cross, left_2 + k * matrix_descriptor_step, right_2 + k * matrix_descriptor_step, true);
+      }
+      wgmma_commit_group();
+    };
+    const auto promote = [&] {
+      wgmma_wait_group<1>();
+      accumulators_are_complete(high);
+#pragma unroll
+      for (int i = 0; i < count; ++i) sum[i] += high[i];
+    };
+    // A thread holds two neighbouring columns of each eight, in rows r and r + 8 of its warp's sixteen.
+    const auto write = [&](const GemmArguments::Tile& tile) {
       const std::int64_t row = tile.left * left_rows + warp * 16 + lane / 4;
       const std::int64_t column = tile.right * width + lane % 4 * 2;
-      bool marked = false;
+      const int rows_left = static_cast<int>(min(a.left_extent - row, std::int64_t(left_rows)));
+      const int columns_left = static_cast<int>(min(a.right_extent - column, std::int64_t(width)));
+      const auto* const right_info = reinterpret_cast<const float4*>(a.right + column);
+      const float4 none = make_float4(0, 0, 0, 0);
+      float4 of_row[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const std::int64_t l = row + 8 * i;
-        if (l < a.left_extent) {
-          const float4 info_l = __ldg(reinterpret_cast<const float4*>(a.left + l));
-          float* out = a.result + l * a.left_stride;
-          const auto row_of_left = epilogue.at_row(w_is_left ? 0 : l);
+        of_row[i] = 8 * i < rows_left ? __ldg(reinterpret_cast<const float4*>(a.left + row) + 8 * i) : none;
+      }
+      float* const out = a.result + row * a.left_stride + column * a.right_stride;
+      bool marked = false;
 #pragma unroll
-          for (int j = 0; j < width / 8; ++j) {
-            float value[2];
+      for (int j = 0; j < width / 8; ++j) {
+        float value[2][2];
 #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-              const std::int64_t r = column + 8 * j + c;
-              const int e = 4 * j + 2 * i + c;
-              value[c] = 0;
-              if (r < a.right_extent) {
-                const float4 info_r = __ldg(reinterpret_cast<const float4*>(a.right + r));
-                const float scaled = fmaf(cross[e], low_unscale, sum[e]);
-                if (fabsf(scaled) >= 2 * (info_l.z + info_r.z)) {
-                  value[c] = scaled * (info_l.x * info_r.x) * (info_l.y * info_r.y);
-                  if constexpr (w_is_left) {
-                    value[c] = epilogue.at_row(r)(value[c], l);
-                  } else {
-                    value[c] = row_of_left(value[c], r);
-                  }
-                } else {
-                  value[c] = __uint_as_float(mark_bits);
-                  marked = true;
-                }
-              }
+        for (int c = 0; c < 2; ++c) {
+          const float4 of_column = 8 * j + c < columns_left ? __ldg(right_info + 8 * j + c) : none;
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float scaled = sum[4 * j + 2 * i + c];
+            value[i][c] = scaled * (of_row[i].x * of_column.x) * (of_row[i].y * of_column.y);
+            const bool there = 8 * i < rows_left && 8 * j + c < columns_left;
+            if constexpr (!std::is_same_v<Epilogue, PlainLogits>) {
+              const std::int64_t l = row + 8 * i, r = column + 8 * j + c;
+              if (there) value[i][c] = epilogue.at_row(w_is_left ? r : l)(value[i][c], w_is_left ? l : r);
             }
-            const std::int64_t r = column + 8 * j;
-            if (a.result_in_pairs && r + 1 < a.right_extent) {
-              *reinterpret_cast<float2*>(out + r) = make_float2(value[0], value[1]);
-            } else {
-              if (r < a.right_extent) out[r * a.right_stride] = value[0];
-              if (r + 1 < a.right_extent) out[(r + 1) * a.right_stride] = value[1];
+            if (!(fabsf(scaled) >= 2 * (of_row[i].z + of_column.z))) {
+              value[i][c] = __uint_as_float(mark_bits);
+              marked = marked || there;
             }
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float* const at = out + 8 * i * a.left_stride;
+          if (8 * i >= rows_left) continue;
+          if (a.result_in_pairs && 8 * j + 1 < columns_left) {
+            *reinterpret_cast<float2*>(at + 8 * j) = make_float2(value[i][0], value[i][1]);
+          } else {
+            if (8 * j < columns_left) at[8 * j * a.right_stride] = value[i][0];
+            if (8 * j + 1 < columns_left) at[(8 * j + 1) * a.right_stride] = value[i][1];
           }
         }
       }
@@ -269,7 +259,29 @@ __global__ void __launch_bounds__(gemm_threads, 1)
         const std::int64_t l = tile.left, r = tile.right * width / 128;
         a.flags[w_is_left ? r * a.flags_a_row + l : l * a.flags_a_row + r] = 1;
       }
+    };
+
+    // A tile is written while the products of the next one's first step run.
+    GemmArguments::Tile before{};
+    for (std::int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+      multiply(true);
+      if (t != blockIdx.x) write(before);
+#pragma unroll
+      for (int i = 0; i < count; ++i) sum[i] = 0;
+      promote();
+#pragma unroll 1
+      for (int step = 1; step < a.steps; ++step) {
+        multiply(false);
+        promote();
+      }
+      wgmma_wait_group<0>();
+      accumulators_are_complete(cross);
+      release();
+#pragma unroll
+      for (int i = 0; i < count; ++i) sum[i] = fmaf(cross[i], low_unscale, sum[i]);
+      before = a.tile(t, left_tiles, right_tiles);
     }
+    write(before);
   }
 #endif
 }

@@ -109,10 +109,32 @@ template <class Transform>
 auto shift_rows(const Transform& transform, index_type first_row) {
   if constexpr (std::is_same_v<Transform, BoundIdentity>) {
     return transform;
+  } else if constexpr (requires { transform.with_rows_from(first_row); }) {
+    return transform.with_rows_from(first_row);
   } else {
     return BoundRowShift<Transform>{transform, first_row};
   }
 }
+
+/// a, then b.
+template <class A, class B>
+auto chain_of(const A& a, const B& b) {
+  if constexpr (requires { a.followed_by(b); }) {
+    return a.followed_by(b);
+  } else if constexpr (requires { b.preceded_by(a); }) {
+    return b.preceded_by(a);
+  } else {
+    return BoundChain<A, B>{a, b};
+  }
+}
+
+/// A head's transform with batch statistics, its BatchNorms as normalizers.
+template <class Before, class Normalizer, class After>
+struct PreparedStatistics {
+  Before before;
+  Normalizer normalizer;
+  After after;
+};
 
 /// (value - mean) * factor + beta. The mean of a batch is in two parts, so that its rounding does not show
 /// where the columns' values are large beside their spread.
@@ -404,7 +426,7 @@ struct GemmThenRows {
     BlasMatrix<Acc> logits = plan.logits;
     if (!plan.y_holds_logits) logits.data = reinterpret_cast<Acc*>(scratch + plan.logits_at);
     const bool softmax_by_panels = !plan.y_holds_logits && !Problem::Head::has_statistics;
-    const auto use = [&](auto implementation, const auto& problem) { implementation.run(exec, problem); };
+    const auto use = [&](const auto& problem) { run_rows(exec, problem, p.softmax_step()); };
     const auto transform = prepared(exec, p, plan, scratch, true);
     with_parts(exec, p, transform, [&](const auto& epilogue, const auto& before, const auto& rest) {
       for (index_type first = 0; first < m; first += plan.panel_rows) {
@@ -412,13 +434,13 @@ struct GemmThenRows {
         const BlasMatrix<Acc> panel = logits.row_panel(softmax_by_panels ? 0 : first, rows);
         multiply(exec, p, plan, scratch, first, panel, epilogue);
         if (softmax_by_panels) {
-          rows_of(exec, p, as_matrix(panel), p.y.row_panel(first, rows), rest, first, use);
+          rows_of(p, as_matrix(panel), p.y.row_panel(first, rows), rest, first, use);
         }
       }
       if constexpr (Problem::Head::has_statistics) {
         statistics(exec, p, plan, scratch, as_matrix(logits), before);
       }
-      if (!softmax_by_panels) rows_of(exec, p, as_matrix(logits), p.y, rest, 0, use);
+      if (!softmax_by_panels) rows_of(p, as_matrix(logits), p.y, rest, 0, use);
     });
     last_implementation_slot() = name;
   }
@@ -434,21 +456,15 @@ struct GemmThenRows {
     } else {
       Gemm::reserve(exec);
     }
-    const auto use = [&](auto implementation, const auto& problem) {
-      implementation.reserve(exec, problem);
-      auto no_rows = problem;
-      no_rows.geometry.rows = 0;
-      implementation.run(exec, no_rows);
-    };
+    const auto use = [&](const auto& problem) { reserve_rows(exec, problem, p.softmax_step()); };
     BlasMatrix<Acc> logits = plan.logits;
     Matrix<typename Problem::Y> y = p.y;
     if (!plan.y_holds_logits) logits.rows = y.rows = plan.logits_rows;
     char* scratch = plan.bytes ? static_cast<char*>(Pool<Exec>::get(exec, plan.bytes)) : nullptr;
     if (!plan.y_holds_logits) logits.data = reinterpret_cast<Acc*>(scratch + plan.logits_at);
-    with_parts(exec, p, prepared(exec, p, plan, scratch, false),
-               [&](const auto&, const auto&, const auto& rest) {
-                 rows_of(exec, p, as_matrix(logits), y, rest, 0, use);
-               });
+    with_parts(
+        exec, p, prepared(exec, p, plan, scratch, false),
+        [&](const auto&, const auto&, const auto& rest) { rows_of(p, as_matrix(logits), y, rest, 0, use); });
   }
 
  private:
@@ -460,8 +476,11 @@ struct GemmThenRows {
   template <class Exec, class Problem, class Transform, class Use>
   static void with_parts(const Exec& exec, const Problem& p, const Transform& transform, const Use& use) {
     if constexpr (Problem::Head::has_statistics) {
-      const auto rest = chain_of(transform.a.b, transform.b);
-      if (!use_fused(exec, p, transform.a.a, rest, use)) use(BoundIdentity{}, p.head.before, transform);
+      const auto rest = chain_of(transform.normalizer, transform.after);
+      if (!use_fused(exec, p, transform.before, rest, use)) {
+        use(BoundIdentity{}, p.head.before,
+            chain_of(chain_of(transform.before, transform.normalizer), transform.after));
+      }
     } else {
       if (!use_fused(exec, p, transform, BoundIdentity{}, use))
         use(BoundIdentity{}, BoundIdentity{}, transform);
@@ -478,11 +497,6 @@ struct GemmThenRows {
     } else {
       return false;
     }
-  }
-
-  template <class A, class B>
-  static BoundChain<A, B> chain_of(const A& a, const B& b) {
-    return {a, b};
   }
 
   template <class T>
@@ -563,7 +577,7 @@ struct GemmThenRows {
                       Normalizer::distance_for(p.w.rows)};
   }
 
-  /// The head's transform, its BatchNorms as normalizers; that of the batch's statistics is first.
+  /// The head's transform, its BatchNorms as normalizers; that of the batch's statistics is first in memory.
   template <class Exec, class Problem, class Plan>
   static auto prepared(const Exec& exec, const Problem& p, const Plan& plan, char* scratch, bool fill) {
     using Acc = typename Problem::Acc;
@@ -575,20 +589,19 @@ struct GemmThenRows {
       PrepareBatchNorms<Exec, Acc> prepare(exec, label, normalizers + 4 * normalizer.distance, n, fill);
       const auto before = prepare(p.head.before);
       const auto after = prepare(p.head.after);
-      using Before =
-          BoundChain<std::remove_const_t<decltype(before)>, std::remove_const_t<decltype(normalizer)>>;
-      return BoundChain<Before, std::remove_const_t<decltype(after)>>{{before, normalizer}, after};
+      return PreparedStatistics<std::remove_const_t<decltype(before)>,
+                                std::remove_const_t<decltype(normalizer)>,
+                                std::remove_const_t<decltype(after)>>{before, normalizer, after};
     } else {
       PrepareBatchNorms<Exec, Acc> prepare(exec, label, normalizers, n, fill);
       return prepare(p.head.transform);
     }
   }
 
-  /// Hands the softmax of the logits, in canonical form, to its implementation.
-  template <class Exec, class Problem, class Acc, class Transform, class Use>
-  static void rows_of(const Exec& exec, const Problem& p, const Matrix<Acc>& logits,
-                      const Matrix<typename Problem::Y>& y, const Transform& transform, index_type first_row,
-                      const Use& use) {
+  /// Hands the softmax of the logits, in canonical form, to `use`.
+  template <class Problem, class Acc, class Transform, class Use>
+  static void rows_of(const Problem& p, const Matrix<Acc>& logits, const Matrix<typename Problem::Y>& y,
+                      const Transform& transform, index_type first_row, const Use& use) {
     const Block x_block = logits.block(), y_block = y.block();
     LogitShape shape;
     shape.rank = 2;
@@ -596,15 +609,9 @@ struct GemmThenRows {
     shape.extent[0] = shape.rows = logits.rows;
     shape.extent[1] = shape.columns = logits.columns;
     const auto shifted = shift_rows(transform, first_row);
-    const RowsProblem<Acc, typename Problem::Y, std::remove_const_t<decltype(shifted)>> problem{
-        logits.data,
-        y.data,
-        p.operation,
-        axis_is_strided(shape, x_block),
-        RowGeometry::of(shape, x_block, y_block),
-        shifted};
-    SoftmaxCandidates::choose(p.softmax_step(), exec, problem,
-                              [&](auto implementation) { use(implementation, problem); });
+    use(RowsProblem<Acc, typename Problem::Y, std::remove_const_t<decltype(shifted)>>{
+        logits.data, y.data, p.operation, axis_is_strided(shape, x_block),
+        RowGeometry::of(shape, x_block, y_block), shifted});
   }
 };
 
