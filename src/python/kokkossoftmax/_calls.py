@@ -29,7 +29,8 @@ def _compiled(array) -> bool:
 
 
 def _is_fake(torch, array):
-    return isinstance(array, sys.modules["torch._subclasses.fake_tensor"].FakeTensor)
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(array, module.FakeTensor)
 
 
 def _place(name, described, memory, device):
