@@ -100,6 +100,10 @@ function(_kokkossoftmax_find_fast_blas out_var)
       ""
       PARENT_SCOPE
   )
+  # Configured once more, the cache names the OpenBLAS that was fetched, and any vendor would seem to be found.
+  if("$CACHE{BLAS_LIBRARIES}" STREQUAL "scipy_openblas")
+    return()
+  endif()
   set(vendors ${BLA_VENDOR})
   if(NOT vendors)
     set(vendors Intel10_64lp OpenBLAS FLAME Arm_mp Apple IBMESSL_SMP)
@@ -242,7 +246,7 @@ if(KokkosSoftmax_KOKKOS_ORIGIN STREQUAL "FETCHED")
       string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
     endif()
     # One CUDA runtime a process: inside a static program, shared between shared libraries.
-    if(BUILD_SHARED_LIBS)
+    if(BUILD_SHARED_LIBS OR KokkosSoftmax_WANTS_C)
       set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
       set(KokkosSoftmax_CUDA_RUNTIME_TARGET CUDA::cudart)
     else()
@@ -267,6 +271,11 @@ if(KokkosSoftmax_KOKKOS_ORIGIN STREQUAL "FETCHED")
   endif()
   # Objects of the static libraries end up in other people's shared ones.
   set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+  # For Kokkos and Kokkos Kernels alone; our own library is what the user said.
+  set(_shared_libs_of_user "${BUILD_SHARED_LIBS}")
+  if(KokkosSoftmax_WANTS_C)
+    set(BUILD_SHARED_LIBS ON)
+  endif()
   # SYSTEM: its headers do not answer to our warnings.
   add_subdirectory("${KokkosSoftmax_KOKKOS_SOURCES}/kokkos" "${PROJECT_BINARY_DIR}/_deps/kokkos-build" SYSTEM)
 endif()
@@ -386,4 +395,8 @@ if(_wants_linear)
     endif()
     set(KokkosSoftmax_SAID_THAT_HEADS_ARE_SLOW ${_without_blas} CACHE INTERNAL "Said once a build tree")
   endif()
+endif()
+
+if(KokkosSoftmax_KOKKOS_ORIGIN STREQUAL "FETCHED")
+  set(BUILD_SHARED_LIBS "${_shared_libs_of_user}")
 endif()

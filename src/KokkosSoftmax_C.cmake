@@ -1,9 +1,8 @@
 # SPDX-FileCopyrightText: The KokkosSoftmax authors
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-# The C interface: a shared library of its own. It holds no second Kokkos: where Kokkos is a shared library both use
-# that; where Kokkos is static, its objects in this library and in a C++ program that links both are one to the dynamic
-# linker, which takes the program's (so this library keeps the default visibility, and is not linked with -Bsymbolic).
+# The C interface: a shared library of its own, over a shared Kokkos, which is then one for it and for a C++ program that
+# links both.
 
 kokkossoftmax_scalar_pairs(pairs "${PROJECT_SOURCE_DIR}/include/impl/KokkosSoftmax_Scalars.hpp")
 
@@ -74,3 +73,9 @@ target_include_directories(
 target_include_directories(kokkossoftmax_c PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
 # Its users are told nothing of what is inside.
 target_link_libraries(kokkossoftmax_c PRIVATE "$<BUILD_INTERFACE:KokkosSoftmax::KokkosSoftmax>")
+if(KokkosSoftmax_C_HIDES_KOKKOS)
+  set_target_properties(
+    kokkossoftmax_c PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+  )
+  target_link_options(kokkossoftmax_c PRIVATE "LINKER:--exclude-libs,ALL")
+endif()

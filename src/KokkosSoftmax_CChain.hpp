@@ -16,9 +16,9 @@
 
 namespace KokkosSoftmax::c {
 
-/// Kinds beside those of the C interface: a BatchNorm of a head brought to factor and shift, with given
-/// statistics and with the batch's.
-inline constexpr std::int32_t normalizer_step = 30, batch_normalizer_step = 31;
+/// Kinds beside those of the C interface: a BatchNorm of a head brought to factor and shift, and a bias that is
+/// in the shift of the one after it.
+inline constexpr std::int32_t normalizer_step = 30, taken_over_bias_step = 31;
 
 // ---------------------------------------------------------------------------------------------------------
 // Operands of a scalar that is known at run time.
@@ -96,10 +96,19 @@ struct AnyNormalizer {
   const void* factor;  ///< accumulators, as BoundNormalizer has them
   index_type distance;
 
-  template <class Acc, bool split_mean>
+  template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION auto row() const {
-    using Normalizer = impl::BoundNormalizer<Acc, split_mean>;
+    using Normalizer = impl::BoundNormalizer<Acc>;
     return typename Normalizer::Row{Normalizer{static_cast<const Acc*>(factor), distance}};
+  }
+};
+
+/// A bias that the normalizer after it has in its shift; without data: none.
+struct TakenOverBias {
+  AnyLogitOperand operand;
+  std::int32_t scalar;
+  KOKKOS_FORCEINLINE_FUNCTION double taken_over(index_type column) const {
+    return operand.data ? load_any<double>(operand.data, scalar, column * operand.column_stride) : 0.0;
   }
 };
 
@@ -125,9 +134,7 @@ constexpr bool kind_goes_on_vectors(std::int32_t kind) {
   if (kind == KOKKOSSOFTMAX_GELU_TANH)
     return goes_on_vectors<impl::BoundFunctor<impl::GeluTanhFunction>::Row, Ops>;
   if (kind == normalizer_step)
-    return goes_on_vectors<typename impl::BoundNormalizer<typename Ops::Acc, false>::Row, Ops>;
-  if (kind == batch_normalizer_step)
-    return goes_on_vectors<typename impl::BoundNormalizer<typename Ops::Acc, true>::Row, Ops>;
+    return goes_on_vectors<typename impl::BoundNormalizer<typename Ops::Acc>::Row, Ops>;
   return true;
 }
 
@@ -215,12 +222,7 @@ struct BoundAnyChain {
             break;
           }
           case normalizer_step: {
-            const auto normalizer = step.normalizer.template row<Acc, false>();
-            for (int i = 0; i < width; ++i) value[i] = normalizer(value[i], first + i);
-            break;
-          }
-          case batch_normalizer_step: {
-            const auto normalizer = step.normalizer.template row<Acc, true>();
+            const auto normalizer = step.normalizer.template row<Acc>();
             for (int i = 0; i < width; ++i) value[i] = normalizer(value[i], first + i);
             break;
           }
@@ -310,10 +312,7 @@ struct BoundAnyChain {
           break;
         }
         case normalizer_step:
-          stage_on_vector<Ops>(step.normalizer.template row<Acc, false>(), value, kept, column);
-          break;
-        case batch_normalizer_step:
-          stage_on_vector<Ops>(step.normalizer.template row<Acc, true>(), value, kept, column);
+          stage_on_vector<Ops>(step.normalizer.template row<Acc>(), value, kept, column);
           break;
       }
     }
@@ -359,19 +358,31 @@ struct BoundAnyChain {
     kinds |= std::uint32_t(1) << kind;
   }
 
-  /// For a head: the BatchNorms as normalizers.
+  /// For a head: the BatchNorms as normalizers, which take over a bias right before them.
   template <class Prepare>
   BoundAnyChain with_prepared_batch_norms(Prepare& prepare) const {
     BoundAnyChain result = *this;
     for (std::int32_t s = 0; s < count; ++s) {
       if (step[s].kind != KOKKOSSOFTMAX_BATCH_NORM) continue;
-      const auto normalizer = prepare.normalizer(step[s].batch_norm);
+      const auto normalizer = prepare.normalizer(step[s].batch_norm, result.take_bias_over(s));
       result.step[s].kind = normalizer_step;
       result.step[s].normalizer = {normalizer.factor, normalizer.distance};
       result.kinds = (result.kinds & ~(std::uint32_t(1) << KOKKOSSOFTMAX_BATCH_NORM)) |
                      (std::uint32_t(1) << normalizer_step);
     }
     return result;
+  }
+
+  /// For a head: before a normalizer that takes over a bias at the end.
+  BoundAnyChain before_normalizer() const {
+    BoundAnyChain result = *this;
+    result.take_bias_over(count);
+    return result;
+  }
+  KOKKOS_FORCEINLINE_FUNCTION double taken_over(index_type column) const {
+    return count > 0 && step[count - 1].kind == taken_over_bias_step
+               ? TakenOverBias{step[count - 1].operand, step[count - 1].scalar}.taken_over(column)
+               : 0.0;
   }
 
   /// What a head does with a chain beside that: still one type, so that the kernels of the softmax serve it.
@@ -381,15 +392,15 @@ struct BoundAnyChain {
     return result;
   }
   template <class Acc>
-  BoundAnyChain followed_by(const impl::BoundNormalizer<Acc, true>& normalizer) const {
+  BoundAnyChain followed_by(const impl::BoundNormalizer<Acc>& normalizer) const {
     BoundStep one;
     one.normalizer = {normalizer.factor, normalizer.distance};
     BoundAnyChain result = *this;
-    result.add(batch_normalizer_step, one);
+    result.add(normalizer_step, one);
     return result;
   }
   template <class Acc>
-  BoundAnyChain preceded_by(const impl::BoundNormalizer<Acc, true>& normalizer) const {
+  BoundAnyChain preceded_by(const impl::BoundNormalizer<Acc>& normalizer) const {
     return BoundAnyChain{}.followed_by(normalizer).followed_by(*this);
   }
   BoundAnyChain followed_by(const BoundAnyChain& other) const {
@@ -397,6 +408,15 @@ struct BoundAnyChain {
     for (std::int32_t s = 0; s < other.count; ++s) result.add(other.step[s].kind, other.step[s]);
     result.rows_alike = rows_alike && other.rows_alike;
     return result;
+  }
+
+ private:
+  /// A bias right before step s, the same for all rows, becomes a step that does nothing.
+  TakenOverBias take_bias_over(std::int32_t s) {
+    if (s == 0 || step[s - 1].kind != KOKKOSSOFTMAX_BIAS || step[s - 1].operand.row_offset.rank > 0)
+      return {};
+    step[s - 1].kind = taken_over_bias_step;
+    return {step[s - 1].operand, step[s - 1].scalar};
   }
 };
 

@@ -6,6 +6,7 @@
 #define KOKKOSSOFTMAX_TESTS_DESCRIPTORS_HPP
 
 #include <KokkosSoftmax.h>
+#include <gtest/gtest.h>
 
 #include <KokkosSoftmax.hpp>
 #include <array>
@@ -123,6 +124,96 @@ std::vector<unsigned char> bytes_of(const View& view) {
                     Bytes(reinterpret_cast<const char*>(view.data()), bytes.size()));
   return bytes;
 }
+
+// Every backend for which there are compiled kernels.
+#define KOKKOSSOFTMAX_TEST_SPACE(EXEC) EXEC,
+struct End {};
+template <class List, class... Spaces>
+struct Collect;
+template <class... Kept>
+struct Collect<testing::Types<Kept...>, End> {
+  using type = testing::Types<Kept...>;
+};
+template <class... Kept, class First, class... Rest>
+struct Collect<testing::Types<Kept...>, First, Rest...> {
+  using type = typename Collect<testing::Types<Kept..., First>, Rest...>::type;
+};
+using Backends = Collect < testing::Types<>, KOKKOSSOFTMAX_FOR_EACH_BACKEND(KOKKOSSOFTMAX_TEST_SPACE)
+End > ::type;
+#define EXPECT_OK(call) EXPECT_EQ(call, KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error()
+
+enum Call { softmax, log_softmax, logsumexp };
+
+template <class Exec, class X, class Y, class T>
+void call_cpp(Call which, const Exec& exec, const X& x, const Y& y, int axis, const T& transform) {
+  if (which == softmax) {
+    ks::softmax(exec, x, y, ks::axis(axis), transform);
+  } else if (which == log_softmax) {
+    ks::log_softmax(exec, x, y, ks::axis(axis), transform);
+  }
+  exec.fence();
+}
+
+inline kokkossoftmax_status call_c(Call which, Described& x, Described& y, int axis, const Steps& steps,
+                                   const kokkossoftmax_execution* execution = nullptr) {
+  const auto function = which == softmax       ? kokkossoftmax_softmax
+                        : which == log_softmax ? kokkossoftmax_log_softmax
+                                               : kokkossoftmax_logsumexp;
+  const kokkossoftmax_status status = function(execution, x, y, axis, steps.data(), steps.size());
+  if (status == KOKKOSSOFTMAX_OK) {
+    EXPECT_OK(kokkossoftmax_synchronize(execution));
+  }
+  Kokkos::fence();
+  return status;
+}
+
+// What the transforms below look at, for logits of (4, 6, columns).
+template <class Exec, class T>
+struct Operands {
+  using Space = typename Exec::memory_space;
+  Kokkos::View<T***, Kokkos::LayoutRight, Space> x;
+  Kokkos::View<bool***, Kokkos::LayoutRight, Space> mask;
+  Kokkos::View<float***, Kokkos::LayoutLeft, Space> bias;
+  Kokkos::View<ks::half_t*, Space> half_bias;
+  Kokkos::View<double*, Space> double_bias;
+  Kokkos::View<float**, Kokkos::LayoutRight, Space> temperature;
+  Kokkos::View<float*, Space> mean, gamma;
+  Kokkos::View<double*, Space> variance;
+  Kokkos::View<ks::bhalf_t*, Space> beta;
+  Described c_mask, c_bias, c_half_bias, c_double_bias, c_temperature, c_mean, c_gamma, c_variance, c_beta;
+
+  explicit Operands(int columns)
+      : x("x", 4, 6, columns),
+        mask("mask", 4, 1, columns),
+        bias("bias", 1, 6, columns),
+        half_bias("half_bias", columns),
+        double_bias("double_bias", columns),
+        temperature("temperature", 4, 6),
+        mean("mean", columns),
+        gamma("gamma", columns),
+        variance("variance", columns),
+        beta("beta", columns),
+        c_mask(mask),
+        c_bias(bias),
+        c_half_bias(half_bias),
+        c_double_bias(double_bias),
+        c_temperature(temperature),
+        c_mean(mean),
+        c_gamma(gamma),
+        c_variance(variance),
+        c_beta(beta) {
+    fill(x, 1, -6, 6, true);
+    fill(mask, 2, -1, 3);
+    fill(bias, 3);
+    fill(half_bias, 4);
+    fill(double_bias, 5);
+    fill(temperature, 6, 0.5, 2);
+    fill(mean, 7);
+    fill(gamma, 8);
+    fill(variance, 9, 0.1, 2);
+    fill(beta, 10);
+  }
+};
 
 }  // namespace tests
 

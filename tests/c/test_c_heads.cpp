@@ -10,8 +10,6 @@ namespace {
 
 using namespace tests;
 
-#define EXPECT_OK(call) EXPECT_EQ(call, KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error()
-
 using Exec = Kokkos::DefaultExecutionSpace;
 using Space = Exec::memory_space;
 

@@ -4,9 +4,6 @@
 // The C interface beside the C++ one, in a program that uses Kokkos itself: the same bits, and one Kokkos.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <thread>
-
 #include "descriptors.hpp"
 
 namespace {
@@ -15,51 +12,7 @@ using namespace tests;
 
 template <class Exec>
 class CInterface : public testing::Test {};
-
-#define SPACE_OF_LIST(EXEC) EXEC,
-template <class... Spaces>
-struct WithoutLast;
-template <class... Spaces>
-using TypesOf = testing::Types<Spaces...>;
-struct End {};
-template <class List, class... Spaces>
-struct Collect;
-template <class... Kept>
-struct Collect<testing::Types<Kept...>, End> {
-  using type = testing::Types<Kept...>;
-};
-template <class... Kept, class First, class... Rest>
-struct Collect<testing::Types<Kept...>, First, Rest...> {
-  using type = typename Collect<testing::Types<Kept..., First>, Rest...>::type;
-};
-using Backends = Collect < testing::Types<>, KOKKOSSOFTMAX_FOR_EACH_BACKEND(SPACE_OF_LIST)
-End > ::type;
 TYPED_TEST_SUITE(CInterface, Backends);
-
-#define EXPECT_OK(call) EXPECT_EQ(call, KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error()
-
-enum Call { softmax, log_softmax, logsumexp };
-
-template <class Exec, class X, class Y, class T>
-void call_cpp(Call which, const Exec& exec, const X& x, const Y& y, int axis, const T& transform) {
-  if (which == softmax) {
-    ks::softmax(exec, x, y, ks::axis(axis), transform);
-  } else if (which == log_softmax) {
-    ks::log_softmax(exec, x, y, ks::axis(axis), transform);
-  }
-  exec.fence();
-}
-
-kokkossoftmax_status call_c(Call which, Described& x, Described& y, int axis, const Steps& steps,
-                            const kokkossoftmax_execution* execution = nullptr) {
-  const auto function = which == softmax       ? kokkossoftmax_softmax
-                        : which == log_softmax ? kokkossoftmax_log_softmax
-                                               : kokkossoftmax_logsumexp;
-  const kokkossoftmax_status status = function(execution, x, y, axis, steps.data(), steps.size());
-  if (status == KOKKOSSOFTMAX_OK) EXPECT_EQ(kokkossoftmax_synchronize(execution), KOKKOSSOFTMAX_OK);
-  Kokkos::fence();
-  return status;
-}
 
 template <class T, class Exec>
 using Strided = Kokkos::View<T, Kokkos::LayoutStride, typename Exec::memory_space>;
@@ -125,132 +78,6 @@ TYPED_TEST(CInterface, SameBitsInCOrder) {
   }
 }
 
-// What the transforms below look at, for logits of (4, 6, columns).
-template <class Exec, class T>
-struct Operands {
-  using Space = typename Exec::memory_space;
-  Kokkos::View<T***, Kokkos::LayoutRight, Space> x;
-  Kokkos::View<bool***, Kokkos::LayoutRight, Space> mask;
-  Kokkos::View<float***, Kokkos::LayoutLeft, Space> bias;
-  Kokkos::View<ks::half_t*, Space> half_bias;
-  Kokkos::View<double*, Space> double_bias;
-  Kokkos::View<float**, Kokkos::LayoutRight, Space> temperature;
-  Kokkos::View<float*, Space> mean, gamma;
-  Kokkos::View<double*, Space> variance;
-  Kokkos::View<ks::bhalf_t*, Space> beta;
-  Described c_mask, c_bias, c_half_bias, c_double_bias, c_temperature, c_mean, c_gamma, c_variance, c_beta;
-
-  explicit Operands(int columns)
-      : x("x", 4, 6, columns),
-        mask("mask", 4, 1, columns),
-        bias("bias", 1, 6, columns),
-        half_bias("half_bias", columns),
-        double_bias("double_bias", columns),
-        temperature("temperature", 4, 6),
-        mean("mean", columns),
-        gamma("gamma", columns),
-        variance("variance", columns),
-        beta("beta", columns),
-        c_mask(mask),
-        c_bias(bias),
-        c_half_bias(half_bias),
-        c_double_bias(double_bias),
-        c_temperature(temperature),
-        c_mean(mean),
-        c_gamma(gamma),
-        c_variance(variance),
-        c_beta(beta) {
-    fill(x, 1, -6, 6, true);
-    fill(mask, 2, -1, 3);
-    fill(bias, 3);
-    fill(half_bias, 4);
-    fill(double_bias, 5);
-    fill(temperature, 6, 0.5, 2);
-    fill(mean, 7);
-    fill(gamma, 8);
-    fill(variance, 9, 0.1, 2);
-    fill(beta, 10);
-  }
-};
-
-template <class Exec, class Out, class In, class T>
-void same_bits(const char* what, Operands<Exec, In>& o, const T& transform, const Steps& steps,
-               int axis = 2) {
-  using View = Kokkos::View<Out***, Kokkos::LayoutRight, typename Exec::memory_space>;
-  const Exec exec;
-  for (const Call call : {softmax, log_softmax}) {
-    const View y("y", o.x.layout()), z("z", o.x.layout());
-    call_cpp(call, exec, o.x, y, axis, transform);
-    const std::string ran = ks::last_implementation();
-    Described cx(o.x), cz(z);
-    ASSERT_EQ(call_c(call, cx, cz, axis, steps), KOKKOSSOFTMAX_OK)
-        << what << ": " << kokkossoftmax_last_error();
-    EXPECT_EQ(ran, kokkossoftmax_last_implementation()) << what;
-    EXPECT_EQ(bytes_of(y), bytes_of(z))
-        << what << ", columns " << o.x.extent(2) << ", axis " << axis << ", call " << call;
-  }
-}
-
-constexpr int lengths[] = {1, 37, 128, 1003, 20000};
-
-TYPED_TEST(CInterface, SameBitsOfMaskedChain) {
-  for (const int columns : lengths) {
-    Operands<TypeParam, float> o(columns);
-    const auto chain = ks::scale(0.37) | ks::mask(o.mask) | ks::causal(columns / 2) | ks::bias(o.bias) |
-                       ks::temperature(o.temperature);
-    same_bits<TypeParam, float>(
-        "masked", o, chain,
-        {step(KOKKOSSOFTMAX_SCALE, 0.37), step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask}), causal_step(columns / 2),
-         step_of(KOKKOSSOFTMAX_BIAS, {&o.c_bias}), step_of(KOKKOSSOFTMAX_TEMPERATURE, {&o.c_temperature})});
-  }
-}
-
-TYPED_TEST(CInterface, SameBitsOfActivations) {
-  for (const int columns : lengths) {
-    Operands<TypeParam, float> o(columns);
-    same_bits<TypeParam, float>("gelu", o, ks::bias(o.half_bias) | ks::gelu() | ks::bias(o.bias),
-                                {step_of(KOKKOSSOFTMAX_BIAS, {&o.c_half_bias}), step(KOKKOSSOFTMAX_GELU_ERF),
-                                 step_of(KOKKOSSOFTMAX_BIAS, {&o.c_bias})});
-  }
-}
-
-TYPED_TEST(CInterface, SameBitsOfBatchNorm) {
-  for (const int columns : lengths) {
-    Operands<TypeParam, ks::bhalf_t> o(columns);
-    const auto chain = ks::gelu_tanh() | ks::batch_norm(o.mean, o.variance, o.gamma, o.beta, 1e-3) |
-                       ks::relu() | ks::scale(1.7);
-    const Steps steps{
-        step(KOKKOSSOFTMAX_GELU_TANH),
-        step_of(KOKKOSSOFTMAX_BATCH_NORM, {&o.c_mean, &o.c_variance, &o.c_gamma, &o.c_beta}, 1e-3),
-        step(KOKKOSSOFTMAX_RELU), step(KOKKOSSOFTMAX_SCALE, 1.7)};
-    same_bits<TypeParam, float>("batch_norm", o, chain, steps);
-  }
-}
-
-TYPED_TEST(CInterface, SameBitsInDouble) {
-  for (const int columns : lengths) {
-    Operands<TypeParam, double> o(columns);
-    const auto chain = ks::scale(1 / 3.0) | ks::bias(o.double_bias) | ks::gelu() | ks::bias(o.half_bias);
-    same_bits<TypeParam, double>(
-        "double", o, chain,
-        {step(KOKKOSSOFTMAX_SCALE, 1 / 3.0), step_of(KOKKOSSOFTMAX_BIAS, {&o.c_double_bias}),
-         step(KOKKOSSOFTMAX_GELU_ERF), step_of(KOKKOSSOFTMAX_BIAS, {&o.c_half_bias})});
-  }
-}
-
-// Along another axis the same chain goes through other kernels.
-TYPED_TEST(CInterface, SameBitsAlongOtherAxes) {
-  using Exec = TypeParam;
-  Operands<Exec, float> o(50);
-  const Kokkos::View<float*, typename Exec::memory_space> six("six", 6);
-  fill(six, 12);
-  Described c_six(six);
-  same_bits<Exec, float>("axis 1", o, ks::scale(-0.7) | ks::mask(o.mask) | ks::bias(six),
-                         {step(KOKKOSSOFTMAX_SCALE, -0.7), step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask}),
-                          step_of(KOKKOSSOFTMAX_BIAS, {&c_six})},
-                         1);
-}
-
 // logsumexp of a vector is one value, of rank 0.
 TYPED_TEST(CInterface, RankZero) {
   using Exec = TypeParam;
@@ -283,31 +110,6 @@ TYPED_TEST(CInterface, ReserveThenCall) {
   EXPECT_OK(kokkossoftmax_reserve(nullptr, cx, cy, -1, steps.data(), steps.size()));
   EXPECT_OK(kokkossoftmax_reserve(nullptr, cx, c_sum, -1, steps.data(), steps.size()));
   EXPECT_OK(call_c(softmax, cx, cy, -1, steps));
-}
-
-TYPED_TEST(CInterface, SeveralThreads) {
-  using Exec = TypeParam;
-  const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 20, 3000),
-      y("y", 20, 3000);
-  fill(x, 8);
-  ks::softmax(Exec(), x, y, ks::scale(0.5));
-  Kokkos::fence();
-  const auto expected = bytes_of(y);
-  std::vector<std::thread> threads;
-  std::vector<int> failures(3, 0);
-  for (int t = 0; t < 3; ++t) {
-    threads.emplace_back([&, t] {
-      const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> mine("mine", 20, 3000);
-      Described cx(x), cm(mine);
-      const Steps steps{step(KOKKOSSOFTMAX_SCALE, 0.5)};
-      for (int i = 0; i < 20; ++i) {
-        if (call_c(softmax, cx, cm, -1, steps) != KOKKOSSOFTMAX_OK) ++failures[t];
-        if (bytes_of(mine) != expected) ++failures[t];
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_EQ(failures, std::vector<int>(3, 0));
 }
 
 // ---- What is refused --------------------------------------------------------------------------------------

@@ -131,13 +131,13 @@ contains
       expected = -7
       ! x(2:18:2, :, 1:6:4) and y(1:27:3, 3:9, 2:3)
       call cpp_result(0, 4, c_loc(x(2, 1, 1)), c_loc(expected(1, 3, 2)), e, &
-                      [2_c_int64_t, 20_c_int64_t, 560_c_int64_t, 1_c_int64_t], &
-                      [3_c_int64_t, 30_c_int64_t, 270_c_int64_t, 1_c_int64_t], dim, c_null_ptr)
+                      [2_c_int64_t, 20_c_int64_t, 560_c_int64_t, 0_c_int64_t], &
+                      [3_c_int64_t, 30_c_int64_t, 270_c_int64_t, 0_c_int64_t], dim, c_null_ptr)
       call softmax(x(2:18:2, :, 1:6:4), y(1:27:3, 3:9, 2:3), dim)
       call check(all(y == expected), 'sections')
       call check(count(y == -7) == size(y) - 9 * 7 * 2, 'elements between those of a section')
     end do
-    call softmax(x(1:0, :, :), y(1:0, 1:7, 1:4))
+    call softmax(x(1:0, :, 1:4), y(1:0, 1:7, :))
     call softmax(x(5:5, 3:3, 2), y(7:7, 3:3, 1))
     call check(y(7, 3, 1) == 1, 'one element')
   end subroutine check_sections

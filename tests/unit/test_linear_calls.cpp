@@ -201,7 +201,7 @@ TYPED_TEST(LinearCalls, NoTemporaryWhereTheOutputHoldsTheLogits) {
     c.y = layout;
     EXPECT_EQ((scratch_bytes<TypeParam, float, float>(c, gelu)), 0u);
     EXPECT_EQ((scratch_bytes<TypeParam, double, double>(c, gelu)), 0u);
-    // Statistics: four values a column, and moments for each chunk of rows.
+    // Statistics: three values a column, and moments for each chunk of rows.
     EXPECT_LT((scratch_bytes<TypeParam, float, float>(c, ks::bias(b) | ks::batch_norm_training(b, b, 0.1))),
               sizeof(float) * 200 * 300 / 2);
   }

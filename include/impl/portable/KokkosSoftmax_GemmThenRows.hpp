@@ -136,37 +136,52 @@ struct PreparedStatistics {
   After after;
 };
 
-/// (value - mean) * factor + beta. The mean of a batch is in two parts, so that its rounding does not show
-/// where the columns' values are large beside their spread.
-template <class Acc, bool split_mean>
+/// a b + c, rounded once; on hosts without such an instruction by way of double, which holds a float product.
+template <class Acc>
+KOKKOS_FORCEINLINE_FUNCTION Acc multiply_add(Acc a, Acc b, Acc c) {
+#if !defined(FP_FAST_FMAF)
+  KOKKOS_IF_ON_HOST((if constexpr (std::is_same_v<Acc, float>) {
+    return static_cast<float>(static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c));
+  }))
+#endif
+  return Kokkos::fma(a, b, c);
+}
+
+/// A BatchNorm as value * factor + shift, with shift = beta - mean * factor, and what is added to the value
+/// before it taken off the mean: three numbers a column in place of up to five. The shift is in two parts and
+/// the product is not rounded, so that nothing is lost where a column's values are large beside their spread.
+template <class Acc>
 struct BoundNormalizer {
-  const Acc* factor;  ///< the arrays lie one after the other, `distance` from each to the next
-  index_type distance;
-  KOKKOS_FORCEINLINE_FUNCTION const Acc* beta() const { return factor + distance; }
-  KOKKOS_FORCEINLINE_FUNCTION const Acc* mean() const { return factor + 2 * distance; }
-  KOKKOS_FORCEINLINE_FUNCTION const Acc* mean_rest() const { return factor + 3 * distance; }
+  static constexpr int arrays = 3;
+  const Acc* factor;
+  index_type distance;  ///< the arrays lie one after the other, `distance` from each to the next
+  KOKKOS_FORCEINLINE_FUNCTION const Acc* shift() const { return factor + distance; }
+  KOKKOS_FORCEINLINE_FUNCTION const Acc* shift_rest() const { return factor + 2 * distance; }
 
   struct Row {
     BoundNormalizer all;
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
-      Acc difference = value - all.mean()[column];
-      if constexpr (split_mean) difference -= all.mean_rest()[column];
-      return difference * all.factor[column] + all.beta()[column];
+      return multiply_add(value, all.factor[column], all.shift()[column]) + all.shift_rest()[column];
     }
     template <int width>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
                                                          index_type first) const {
-      Acc operand[width];
-      load_neighbours(all.mean() + first, operand);
-      for (int i = 0; i < width; ++i) value[i] -= operand[i];
-      if constexpr (split_mean) {
-        load_neighbours(all.mean_rest() + first, operand);
-        for (int i = 0; i < width; ++i) value[i] -= operand[i];
+      Acc factor[width], shift[width], rest[width];
+      load_neighbours(all.factor + first, factor);
+      load_neighbours(all.shift() + first, shift);
+      load_neighbours(all.shift_rest() + first, rest);
+      for (int i = 0; i < width; ++i) value[i] = multiply_add(value[i], factor[i], shift[i]) + rest[i];
+    }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
+      if constexpr (Ops::width == 1) {
+        value = typename Ops::Vector((*this)(Acc(value[0]), column));
+      } else {
+        const auto load = [&](const Acc* array) {
+          return ColumnOperand<Acc>{array, 1}.template vector<Ops>(column);
+        };
+        value = Ops::fma(value, load(all.factor), load(all.shift())) + load(all.shift_rest());
       }
-      Acc shift[width];
-      load_neighbours(all.factor + first, operand);
-      load_neighbours(all.beta() + first, shift);
-      for (int i = 0; i < width; ++i) value[i] = value[i] * operand[i] + shift[i];
     }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {*this}; }
@@ -175,25 +190,116 @@ struct BoundNormalizer {
   static index_type distance_for(index_type columns) { return ceil_div(columns, 32) * 32; }
 };
 
-/// From a column's moments to its normalizer; updates the running statistics.
-template <class Acc, class Statistics>
-struct MakeNormalizer {
-  Statistics statistics;
+/// Where a normalizer's numbers are written.
+template <class Acc>
+struct NormalizerArrays {
   Acc* factor;
   index_type distance;
+
+  /// (value - mean) * exact_factor + beta for every value.
+  KOKKOS_FORCEINLINE_FUNCTION void store(index_type column, double exact_factor, SplitMean mean,
+                                         double beta) const {
+    factor[column] = static_cast<Acc>(exact_factor);
+    const auto f = static_cast<double>(factor[column]);
+    const double product = -mean.value * f;
+    const double of_product = Kokkos::fma(-mean.value, f, -product) - mean.rest * f;
+    const double sum = beta + product, of_beta = sum - product;  // D. Knuth's two-sum
+    const double of_sum = (beta - of_beta) + (product - (sum - of_beta));
+    const Acc shift = static_cast<Acc>(sum);
+    factor[column + distance] = shift;
+    factor[column + 2 * distance] =
+        static_cast<Acc>((sum - static_cast<double>(shift)) + of_sum + of_product);
+  }
+};
+
+/// A bias that a normalizer may have taken over: it has when it is the same for all rows.
+template <class T>
+struct BoundBiasBeforeNormalizer {
+  BoundBias<T> bias;
+  bool is_taken_over;
+
+  explicit BoundBiasBeforeNormalizer(const BoundBias<T>& b) : bias(b), is_taken_over(b.has_rows_alike()) {}
+
+  KOKKOS_FORCEINLINE_FUNCTION double taken_over(index_type column) const {
+    return is_taken_over ? bias.at_row(0)(0.0, column) : 0.0;
+  }
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return is_taken_over; }
+
+  struct Row {
+    typename BoundBias<T>::Row bias;
+    bool is_taken_over;
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
+      return is_taken_over ? value : bias(value, column);
+    }
+    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
+      return is_taken_over || bias.takes_neighbours();
+    }
+    template <int width, class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
+                                                         index_type first) const {
+      if (!is_taken_over) bias.template apply_to_neighbours<width>(value, kept, first);
+    }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept, index_type column) const {
+      if (!is_taken_over) bias.template on_vector<Ops>(value, kept, column);
+    }
+  };
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {bias.at_row(row), is_taken_over}; }
+};
+
+/// A bound transform as it stands right before a normalizer, which takes over a bias at its end.
+template <class T>
+auto before_normalizer(const T& transform) {
+  if constexpr (requires { transform.before_normalizer(); }) {
+    return transform.before_normalizer();
+  } else {
+    return transform;
+  }
+}
+template <class T>
+auto before_normalizer(const BoundBias<T>& bias) {
+  return BoundBiasBeforeNormalizer<T>(bias);
+}
+template <class A, class T>
+auto before_normalizer(const BoundChain<A, BoundBias<T>>& chain) {
+  return BoundChain<A, BoundBiasBeforeNormalizer<T>>{chain.a, BoundBiasBeforeNormalizer<T>(chain.b)};
+}
+
+/// What the normalizer after such a transform has to take off a column's mean.
+template <class T>
+KOKKOS_FORCEINLINE_FUNCTION double taken_over(const T& before, index_type column) {
+  if constexpr (requires { before.taken_over(column); }) {
+    return before.taken_over(column);
+  } else {
+    return 0;
+  }
+}
+template <class A, class T>
+KOKKOS_FORCEINLINE_FUNCTION double taken_over(const BoundChain<A, BoundBiasBeforeNormalizer<T>>& before,
+                                              index_type column) {
+  return before.b.taken_over(column);
+}
+
+/// From a column's moments to its normalizer; updates the running statistics. The moments are those with
+/// everything before them, `before` among it.
+template <class Acc, class Statistics, class Before>
+struct MakeNormalizer {
+  Statistics statistics;
+  Before before;
+  NormalizerArrays<Acc> normalizer;
   double rows;
 
   KOKKOS_FORCEINLINE_FUNCTION void operator()(index_type column, SplitMean column_mean,
                                               double squares) const {
     const double variance = squares / rows + statistics.eps;
-    const Acc mean = static_cast<Acc>(column_mean.value);
-    factor[column + 2 * distance] = mean;
-    factor[column + 3 * distance] =
-        static_cast<Acc>((column_mean.value - static_cast<double>(mean)) + column_mean.rest);
+    const double bias = taken_over(before, column);
+    const double mean = column_mean.value - bias, of_bias = column_mean.value - mean;  // two-sum
+    const double rest = (column_mean.value - (mean + of_bias)) + (of_bias - bias) + column_mean.rest;
     // A column without spread gives beta, also when eps is 0.
-    factor[column] = static_cast<Acc>(
-        variance == 0 ? 0 : load_as<double>(statistics.gamma(column)) / Kokkos::sqrt(variance));
-    factor[column + distance] = load_as<Acc>(statistics.beta(column));
+    normalizer.store(column,
+                     variance == 0 ? 0 : load_as<double>(statistics.gamma(column)) / Kokkos::sqrt(variance),
+                     {mean, rest}, load_as<double>(statistics.beta(column)));
     if (statistics.running_mean.data) blend(statistics.running_mean(column), column_mean.value);
     if (statistics.running_variance.data) blend(statistics.running_variance(column), squares / (rows - 1));
   }
@@ -207,17 +313,20 @@ struct MakeNormalizer {
 
 /// A BatchNorm with given statistics as normalizer: one square root and one division a column instead of one
 /// an element.
-template <class Acc, class BatchNorm>
+template <class Acc, class BatchNorm, class Before>
 struct MakeGivenNormalizer {
   BatchNorm given;
-  Acc* factor;
-  index_type distance;
+  Before before;
+  NormalizerArrays<Acc> normalizer;
 
   KOKKOS_FUNCTION void operator()(index_type column) const {
-    factor[column] = static_cast<Acc>(load_as<double>(given.gamma(column)) /
-                                      Kokkos::sqrt(load_as<double>(given.variance(column)) + given.eps));
-    factor[column + distance] = load_as<Acc>(given.beta(column));
-    factor[column + 2 * distance] = load_as<Acc>(given.mean(column));
+    const double given_mean = load_as<double>(given.mean(column)), bias = taken_over(before, column);
+    const double mean = given_mean - bias, of_bias = given_mean - mean;  // two-sum
+    normalizer.store(column,
+                     load_as<double>(given.gamma(column)) /
+                         Kokkos::sqrt(load_as<double>(given.variance(column)) + given.eps),
+                     {mean, (given_mean - (mean + of_bias)) + (of_bias - bias)},
+                     load_as<double>(given.beta(column)));
   }
 };
 
@@ -225,7 +334,7 @@ struct MakeGivenNormalizer {
 template <class Exec, class Acc>
 class PrepareBatchNorms {
  public:
-  /// `normalizers` has room for four arrays for each BatchNorm. Without `fill` they are only named.
+  /// `normalizers` has room for the arrays of each BatchNorm. Without `fill` they are only named.
   PrepareBatchNorms(const Exec& exec, const std::string& label, Acc* normalizers, index_type columns,
                     bool fill)
       : exec_(exec), label_(label), next_(normalizers), columns_(columns), fill_(fill) {}
@@ -240,7 +349,7 @@ class PrepareBatchNorms {
   }
   template <class M, class V, class G, class B>
   auto operator()(const BoundBatchNorm<M, V, G, B>& given) {
-    return normalizer(given);
+    return normalizer(given, BoundIdentity{});
   }
   template <class A, class B>
   auto operator()(const BoundChain<A, B>& chain) {
@@ -248,14 +357,23 @@ class PrepareBatchNorms {
     const auto b = (*this)(chain.b);
     return BoundChain<std::remove_const_t<decltype(a)>, std::remove_const_t<decltype(b)>>{a, b};
   }
+  template <class T, class M, class V, class G, class B>
+  auto operator()(const BoundChain<BoundBias<T>, BoundBatchNorm<M, V, G, B>>& chain) {
+    return with_bias_taken_over(chain.a, chain.b);
+  }
+  template <class A, class T, class M, class V, class G, class B>
+  auto operator()(const BoundChain<BoundChain<A, BoundBias<T>>, BoundBatchNorm<M, V, G, B>>& chain) {
+    return with_bias_taken_over((*this)(chain.a), chain.b);
+  }
 
-  /// Of a BatchNorm with gamma, variance, beta and mean of a column, and eps.
-  template <class BatchNorm>
-  BoundNormalizer<Acc, false> normalizer(const BatchNorm& given) {
-    using Normalizer = BoundNormalizer<Acc, false>;
+  /// Of a BatchNorm with gamma, variance, beta and mean of a column, and eps, after what before_normalizer
+  /// gave.
+  template <class BatchNorm, class Before>
+  BoundNormalizer<Acc> normalizer(const BatchNorm& given, const Before& before) {
+    using Normalizer = BoundNormalizer<Acc>;
     const Normalizer result{next_, Normalizer::distance_for(columns_)};
-    const MakeGivenNormalizer<Acc, BatchNorm> make{given, next_, result.distance};
-    next_ += 4 * result.distance;
+    const MakeGivenNormalizer<Acc, BatchNorm, Before> make{given, before, {next_, result.distance}};
+    next_ += Normalizer::arrays * result.distance;
     if (fill_) launch_range(exec_, label_ + "::batch_norm", columns_, make);
     return result;
   }
@@ -266,6 +384,14 @@ class PrepareBatchNorms {
   Acc* next_;
   index_type columns_;
   bool fill_;
+
+  template <class A, class BatchNorm>
+  auto with_bias_taken_over(const A& with_bias, const BatchNorm& given) {
+    const auto before = before_normalizer(with_bias);
+    const auto after = normalizer(given, before);
+    return BoundChain<std::remove_const_t<decltype(before)>, std::remove_const_t<decltype(after)>>{before,
+                                                                                                   after};
+  }
 };
 
 struct LinearScratch;
@@ -294,7 +420,7 @@ constexpr bool fuses() {
 ///     rows;
 ///   an operand that the GEMM cannot take (its scalar, or two strides): a packed panel of it, of X as many
 ///     rows as the panel, of W at most 16 MiB (host) or 1 GiB (device), and no less than 256 rows;
-///   batch statistics: 16 bytes a column for each chunk of rows, and four accumulators a column; so has each
+///   batch statistics: 16 bytes a column for each chunk of rows, and three accumulators a column; so has each
 ///     BatchNorm with given statistics.
 template <class Exec, class Gemm, class Problem>
 struct GemmPlan {
@@ -350,8 +476,9 @@ struct GemmPlan {
     if (Problem::Head::has_statistics) {
       moments_at = take_bytes(static_cast<index_type>(column_statistics_bytes<Exec>(m, n)), 1);
     }
-    normalizer_at =
-        take_bytes(4 * BoundNormalizer<Acc, true>::distance_for(n) * Problem::Head::normalizers, sizeof(Acc));
+    normalizer_at = take_bytes(
+        BoundNormalizer<Acc>::arrays * BoundNormalizer<Acc>::distance_for(n) * Problem::Head::normalizers,
+        sizeof(Acc));
   }
 
  private:
@@ -477,10 +604,9 @@ struct GemmThenRows {
   static void with_parts(const Exec& exec, const Problem& p, const Transform& transform, const Use& use) {
     if constexpr (Problem::Head::has_statistics) {
       const auto rest = chain_of(transform.normalizer, transform.after);
-      if (!use_fused(exec, p, transform.before, rest, use)) {
-        use(BoundIdentity{}, p.head.before,
-            chain_of(chain_of(transform.before, transform.normalizer), transform.after));
-      }
+      if (use_fused(exec, p, transform.before, rest, use)) return;
+      use(BoundIdentity{}, p.head.before,
+          chain_of(chain_of(before_normalizer(transform.before), transform.normalizer), transform.after));
     } else {
       if (!use_fused(exec, p, transform, BoundIdentity{}, use))
         use(BoundIdentity{}, BoundIdentity{}, transform);
@@ -560,9 +686,12 @@ struct GemmThenRows {
   static void statistics(const Exec& exec, const Problem& p, const Plan& plan, char* scratch,
                          const Matrix<Acc>& logits, const Before& before) {
     const auto normalizer = normalizer_at(p, plan, scratch);
-    const MakeNormalizer<Acc, typename Problem::Head::Statistics> sink{
-        p.head.statistics, const_cast<Acc*>(normalizer.factor), normalizer.distance,
-        static_cast<double>(logits.rows)};
+    const auto before_it = before_normalizer(before);
+    const MakeNormalizer<Acc, typename Problem::Head::Statistics, std::remove_const_t<decltype(before_it)>>
+        sink{p.head.statistics,
+             before_it,
+             {const_cast<Acc*>(normalizer.factor), normalizer.distance},
+             static_cast<double>(logits.rows)};
     const ColumnsProblem<Acc, Acc, Before> columns{logits.data,       logits.rows,          logits.columns,
                                                    logits.row_stride, logits.column_stride, before};
     run_column_statistics(exec, std::string("KokkosSoftmax::") + p.name() + "::statistics", columns,
@@ -572,7 +701,7 @@ struct GemmThenRows {
   template <class Problem, class Plan>
   static auto normalizer_at(const Problem& p, const Plan& plan, char* scratch) {
     using Acc = typename Problem::Acc;
-    using Normalizer = BoundNormalizer<Acc, true>;
+    using Normalizer = BoundNormalizer<Acc>;
     return Normalizer{reinterpret_cast<const Acc*>(scratch + plan.normalizer_at),
                       Normalizer::distance_for(p.w.rows)};
   }
@@ -586,7 +715,8 @@ struct GemmThenRows {
     const std::string label = std::string("KokkosSoftmax::") + p.name();
     if constexpr (Problem::Head::has_statistics) {
       const auto normalizer = normalizer_at(p, plan, scratch);
-      PrepareBatchNorms<Exec, Acc> prepare(exec, label, normalizers + 4 * normalizer.distance, n, fill);
+      PrepareBatchNorms<Exec, Acc> prepare(
+          exec, label, normalizers + BoundNormalizer<Acc>::arrays * normalizer.distance, n, fill);
       const auto before = prepare(p.head.before);
       const auto after = prepare(p.head.after);
       return PreparedStatistics<std::remove_const_t<decltype(before)>,

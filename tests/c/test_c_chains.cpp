@@ -1,0 +1,123 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Chains of transforms through the C interface, which learns of them at run time, beside those that a C++
+// compiler sees: the same bits.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "descriptors.hpp"
+
+namespace {
+
+using namespace tests;
+
+template <class Exec>
+class CChains : public testing::Test {};
+TYPED_TEST_SUITE(CChains, Backends);
+
+template <class Exec, class Out, class In, class T>
+void same_bits(const char* what, Operands<Exec, In>& o, const T& transform, const Steps& steps,
+               int axis = 2) {
+  using View = Kokkos::View<Out***, Kokkos::LayoutRight, typename Exec::memory_space>;
+  const Exec exec;
+  for (const Call call : {softmax, log_softmax}) {
+    const View y("y", o.x.layout()), z("z", o.x.layout());
+    call_cpp(call, exec, o.x, y, axis, transform);
+    const std::string ran = ks::last_implementation();
+    Described cx(o.x), cz(z);
+    ASSERT_EQ(call_c(call, cx, cz, axis, steps), KOKKOSSOFTMAX_OK)
+        << what << ": " << kokkossoftmax_last_error();
+    EXPECT_EQ(ran, kokkossoftmax_last_implementation()) << what;
+    EXPECT_EQ(bytes_of(y), bytes_of(z))
+        << what << ", columns " << o.x.extent(2) << ", axis " << axis << ", call " << call;
+  }
+}
+
+constexpr int lengths[] = {1, 37, 128, 1003, 20000};
+
+TYPED_TEST(CChains, SameBitsOfMaskedChain) {
+  for (const int columns : lengths) {
+    Operands<TypeParam, float> o(columns);
+    const auto chain = ks::scale(0.37) | ks::mask(o.mask) | ks::causal(columns / 2) | ks::bias(o.bias) |
+                       ks::temperature(o.temperature);
+    same_bits<TypeParam, float>(
+        "masked", o, chain,
+        {step(KOKKOSSOFTMAX_SCALE, 0.37), step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask}), causal_step(columns / 2),
+         step_of(KOKKOSSOFTMAX_BIAS, {&o.c_bias}), step_of(KOKKOSSOFTMAX_TEMPERATURE, {&o.c_temperature})});
+  }
+}
+
+TYPED_TEST(CChains, SameBitsOfActivations) {
+  for (const int columns : lengths) {
+    Operands<TypeParam, float> o(columns);
+    same_bits<TypeParam, float>("gelu", o, ks::bias(o.half_bias) | ks::gelu() | ks::bias(o.bias),
+                                {step_of(KOKKOSSOFTMAX_BIAS, {&o.c_half_bias}), step(KOKKOSSOFTMAX_GELU_ERF),
+                                 step_of(KOKKOSSOFTMAX_BIAS, {&o.c_bias})});
+  }
+}
+
+TYPED_TEST(CChains, SameBitsOfBatchNorm) {
+  for (const int columns : lengths) {
+    Operands<TypeParam, ks::bhalf_t> o(columns);
+    const auto chain = ks::gelu_tanh() | ks::batch_norm(o.mean, o.variance, o.gamma, o.beta, 1e-3) |
+                       ks::relu() | ks::scale(1.7);
+    const Steps steps{
+        step(KOKKOSSOFTMAX_GELU_TANH),
+        step_of(KOKKOSSOFTMAX_BATCH_NORM, {&o.c_mean, &o.c_variance, &o.c_gamma, &o.c_beta}, 1e-3),
+        step(KOKKOSSOFTMAX_RELU), step(KOKKOSSOFTMAX_SCALE, 1.7)};
+    same_bits<TypeParam, float>("batch_norm", o, chain, steps);
+  }
+}
+
+TYPED_TEST(CChains, SameBitsInDouble) {
+  for (const int columns : lengths) {
+    Operands<TypeParam, double> o(columns);
+    const auto chain = ks::scale(1 / 3.0) | ks::bias(o.double_bias) | ks::gelu() | ks::bias(o.half_bias);
+    same_bits<TypeParam, double>(
+        "double", o, chain,
+        {step(KOKKOSSOFTMAX_SCALE, 1 / 3.0), step_of(KOKKOSSOFTMAX_BIAS, {&o.c_double_bias}),
+         step(KOKKOSSOFTMAX_GELU_ERF), step_of(KOKKOSSOFTMAX_BIAS, {&o.c_half_bias})});
+  }
+}
+
+// Along another axis the same chain goes through other kernels.
+TYPED_TEST(CChains, SameBitsAlongOtherAxes) {
+  using Exec = TypeParam;
+  Operands<Exec, float> o(50);
+  const Kokkos::View<float*, typename Exec::memory_space> six("six", 6);
+  fill(six, 12);
+  Described c_six(six);
+  same_bits<Exec, float>("axis 1", o, ks::scale(-0.7) | ks::mask(o.mask) | ks::bias(six),
+                         {step(KOKKOSSOFTMAX_SCALE, -0.7), step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask}),
+                          step_of(KOKKOSSOFTMAX_BIAS, {&c_six})},
+                         1);
+}
+
+TYPED_TEST(CChains, SeveralThreads) {
+  using Exec = TypeParam;
+  const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 20, 3000),
+      y("y", 20, 3000);
+  fill(x, 8);
+  ks::softmax(Exec(), x, y, ks::scale(0.5));
+  Kokkos::fence();
+  const auto expected = bytes_of(y);
+  std::vector<std::thread> threads;
+  std::vector<int> failures(3, 0);
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> mine("mine", 20, 3000);
+      Described cx(x), cm(mine);
+      const Steps steps{step(KOKKOSSOFTMAX_SCALE, 0.5)};
+      for (int i = 0; i < 20; ++i) {
+        if (call_c(softmax, cx, cm, -1, steps) != KOKKOSSOFTMAX_OK) ++failures[t];
+        if (bytes_of(mine) != expected) ++failures[t];
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(failures, std::vector<int>(3, 0));
+}
+
+}  // namespace
