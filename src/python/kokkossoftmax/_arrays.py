@@ -14,10 +14,6 @@ from . import _dlpack
 from . import _library as _c
 
 
-def is_torch_imported():
-    return "torch" in sys.modules
-
-
 def _unknown_dtype(name, dtype):
     known = "float32, float64, float16, bfloat16, or bool for a mask"
     return ValueError(f"kokkossoftmax: {name} has dtype {dtype}; known are {known}")

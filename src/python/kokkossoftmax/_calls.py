@@ -56,23 +56,23 @@ _warm = _Warm()
 _RESERVES = {_ROWS: "reserve", _LINEAR: "reserve_linear", _PACKED: "reserve_linear_packed"}
 
 
-def _warm_up(c, family, kind, function, arguments, about):
-    """Reserves at the first call of its kind and after each captured one, so that PyTorch's habit of calling once before
-    a capture is enough, though the capture is on another stream. Nothing is reserved during a capture."""
+def _warm_up(c, family, kind, function, arguments, of_x, of_out, transform):
+    """Reserves after the first call of its kind, and after the first one since a capture, so that PyTorch's habit of calling
+    once before a capture is enough, though the capture is on another stream. Nothing is reserved during a capture."""
     if family.is_capturing():
         _warm.calls.clear()  # the graph keeps the memory that it took
-        return
-    x_shape, x_scalar, y_scalar, transform = about
+        return 0
     steps = None if transform is None else tuple([stage[0] for stage in transform.stages])
-    key = (function, x_shape, x_scalar, y_scalar, arguments[-1] if kind is not _ROWS else arguments[3], steps)
+    choice = arguments[3 if kind is _ROWS else 6]  # axis; precision
+    key = (function, choice, steps, of_x[1], of_x[4], of_x[5], of_out[1], of_out[4])
     if key in _warm.calls:
-        return
+        return 0
     if len(_warm.calls) > 1000:
         _warm.calls.clear()
     status = getattr(c, _RESERVES[kind])(*arguments)
-    if status:
-        c.fail(status)
-    _warm.calls.add(key)
+    if status == 0:
+        _warm.calls.add(key)
+    return status
 
 
 _OPERAND_NAMES = {
@@ -132,7 +132,8 @@ def _output(family, x, described, dtype, out, shape):
 
 
 def _call(kind, function, x, w, axis, transform, dtype, out, stream, tf32):
-    """The one way into the library. `w` is the weights of a head; `function` a name of the C library."""
+    """The one way into the library. `w` is the weights of a head; of rows, whether the axis is dropped. `function` is a
+    name of the C library."""
     c = _c._library or library()
     family = _families.get(type(x)) or _arrays.family_of(x, "x")
     of_x = family.describe(x, "x")
@@ -178,9 +179,9 @@ def _call(kind, function, x, w, axis, transform, dtype, out, stream, tf32):
         else:
             w_at = w._handle if kind is _PACKED else _set(frame, 2, "weight", of_w, memory, device)
             arguments = (frame.execution, x_at, w_at, y_at, frame.transforms, count, tf32)
-        if memory == _c.CUDA:
-            _warm_up(c, family, kind, function, arguments, (x_shape, of_x[1], of_out[1], transform))
         status = getattr(c, function)(*arguments)
+        if memory == _c.CUDA and status == 0:
+            status = _warm_up(c, family, kind, function, arguments, of_x, of_out, transform)
     finally:
         give_back(frame)
     if status:
