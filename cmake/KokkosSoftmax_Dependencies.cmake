@@ -179,6 +179,12 @@ else()
   endif()
 endif()
 
+# A Python wheel has its Kokkos inside its library, so that it meets no other one in the process.
+set(_shared_kokkos ${KokkosSoftmax_WANTS_C})
+if(SKBUILD)
+  set(_shared_kokkos OFF)
+endif()
+
 if(KokkosSoftmax_KOKKOS_ORIGIN STREQUAL "FETCHED")
   kokkossoftmax_fetch_kokkos(KokkosSoftmax_KOKKOS_SOURCES)
 
@@ -246,7 +252,7 @@ if(KokkosSoftmax_KOKKOS_ORIGIN STREQUAL "FETCHED")
       string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
     endif()
     # One CUDA runtime a process: inside a static program, shared between shared libraries.
-    if(BUILD_SHARED_LIBS OR KokkosSoftmax_WANTS_C)
+    if(BUILD_SHARED_LIBS OR _shared_kokkos)
       set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
       set(KokkosSoftmax_CUDA_RUNTIME_TARGET CUDA::cudart)
     else()
@@ -273,7 +279,7 @@ if(KokkosSoftmax_KOKKOS_ORIGIN STREQUAL "FETCHED")
   set(CMAKE_POSITION_INDEPENDENT_CODE ON)
   # For Kokkos and Kokkos Kernels alone; our own library is what the user said.
   set(_shared_libs_of_user "${BUILD_SHARED_LIBS}")
-  if(KokkosSoftmax_WANTS_C)
+  if(_shared_kokkos)
     set(BUILD_SHARED_LIBS ON)
   endif()
   # SYSTEM: its headers do not answer to our warnings.

@@ -266,3 +266,40 @@ function(kokkossoftmax_fetch_openblas out_dir)
   endif()
   file(ARCHIVE_EXTRACT INPUT "${wheel}" DESTINATION "${unpacked}")
 endfunction()
+
+# kokkossoftmax_find_numpy(<python> <out_dir>): nothing where that Python has NumPy, else a folder for PYTHONPATH with the
+# pinned one; nothing, and a message, where that cannot be had.
+function(kokkossoftmax_find_numpy python out_dir)
+  set(${out_dir}
+      ""
+      PARENT_SCOPE
+  )
+  execute_process(
+    COMMAND "${python}" -c "import numpy"
+    RESULT_VARIABLE result
+    OUTPUT_QUIET ERROR_QUIET
+  )
+  if(result EQUAL 0)
+    return()
+  endif()
+  set(folder "${PROJECT_BINARY_DIR}/_deps/numpy")
+  if(NOT EXISTS "${folder}/numpy")
+    message(STATUS "KokkosSoftmax: no NumPy was found for the tests; fetching the pinned one")
+    execute_process(
+      COMMAND "${python}" -m pip --quiet --no-input --disable-pip-version-check install --no-deps --only-binary :all:
+              --require-hashes --target "${folder}" -r "${_kokkossoftmax_requirements_dir}/numpy.txt"
+      RESULT_VARIABLE result
+      OUTPUT_VARIABLE output
+      ERROR_VARIABLE output
+    )
+    if(NOT result EQUAL 0)
+      file(REMOVE_RECURSE "${folder}")
+      message(STATUS "KokkosSoftmax: NumPy could not be fetched, tests of the Python package will be skipped:\n${output}")
+      return()
+    endif()
+  endif()
+  set(${out_dir}
+      "${folder}"
+      PARENT_SCOPE
+  )
+endfunction()

@@ -50,6 +50,12 @@ function(kokkossoftmax_target target)
   endif()
 endfunction()
 
+# kokkossoftmax_test_options(<target>): KokkosSoftmax_TEST_OPTIONS for a program that is there to be run in a test.
+# Optimising what tests and comparison instantiate for themselves takes most of the time of the preset "test".
+function(kokkossoftmax_test_options target)
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${KokkosSoftmax_TEST_OPTIONS}>")
+endfunction()
+
 # kokkossoftmax_scalar_pairs(<out_var> <header>): the lines "M(input, output)" of KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR, as
 # a list of "input,output", so that the header is the one place that says what is instantiated.
 function(kokkossoftmax_scalar_pairs out_var header)

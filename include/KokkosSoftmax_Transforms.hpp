@@ -716,6 +716,9 @@ struct GeluErfFunction {
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return gelu_by_erf(value);
   }
+  template <class Ops, class Vector>
+  requires std::is_same_v<typename Ops::Acc, float>
+  static Vector with(const Vector& value) { return gelu_by_erf_of_vector<Ops>(value); }
 };
 
 struct GeluTanhFunction {

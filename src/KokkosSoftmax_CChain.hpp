@@ -16,8 +16,8 @@
 
 namespace KokkosSoftmax::c {
 
-/// Kinds beside those of the C interface: a BatchNorm of a head brought to factor and shift, and a bias that is
-/// in the shift of the one after it.
+/// Kinds beside those of the C interface: a BatchNorm of a head brought to factor and shift, and a bias that
+/// is in the shift of the one after it.
 inline constexpr std::int32_t normalizer_step = 30, taken_over_bias_step = 31;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -162,20 +162,27 @@ struct BoundAnyChain {
     index_type
         at[max_steps];  ///< of a step's operand, the row's offset; of causal, the last column that is kept
 
-    /// On all backends a function that is called: inlined wherever a kernel has a logit it would be most of
-    /// the library.
     template <class Acc>
-    KOKKOS_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
+    KOKKOS_FORCEINLINE_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
       Acc values[1] = {value};
       bool keeps[1] = {kept};
-      apply_to_neighbours<1>(values, keeps, column);
+      apply_to_lanes<1>(values, keeps, column);
       value = values[0];
       kept = keeps[0];
     }
 
     template <int width, class Acc>
-    KOKKOS_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
-                                             index_type first) const {
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
+                                                         index_type first) const {
+      constexpr int lanes = width < 4 ? width : 4;
+      for (int i = 0; i < width; i += lanes) apply_to_lanes<lanes>(value + i, kept + i, first + i);
+    }
+
+    /// A function that is called: inlined wherever a kernel has a logit it would be most of the library, and
+    /// of the time to compile it.
+    template <int width, class Acc>
+    KOKKOS_FUNCTION __attribute__((noinline)) void apply_to_lanes(Acc* value, bool* kept,
+                                                                  index_type first) const {
       for (std::int32_t s = 0; s < chain->count; ++s) {
         const BoundStep& step = chain->step[s];
         switch (step.kind) {
@@ -231,7 +238,8 @@ struct BoundAnyChain {
     }
 
     template <class Ops>
-    void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept, index_type column) const {
+    __attribute__((noinline)) void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept,
+                                             index_type column) const {
       if (chain->kinds & kinds_without_vectors<Ops>()) {
         // Then the library's own chain goes logit by logit.
         using Acc = typename Ops::Acc;
@@ -239,9 +247,9 @@ struct BoundAnyChain {
         bool keeps[Ops::width];
         Ops::store(lane, value);
         for (int i = 0; i < Ops::width; ++i) keeps[i] = true;
-        apply_to_neighbours<Ops::width>(lane, keeps, column);
+        apply_to_lanes<Ops::width>(lane, keeps, column);
+        for (int i = 0; i < Ops::width; ++i) lane[i] = keeps[i] ? lane[i] : -impl::infinity_v<Acc>;
         value = Ops::load(lane);
-        kept = kept && Ops::mask_of_bools(keeps);
         return;
       }
       for (std::int32_t s = 0; s < chain->count; ++s) {
@@ -252,7 +260,7 @@ struct BoundAnyChain {
    private:
     template <int width, class Acc>
     struct AddBias {
-      Acc (&value)[width];
+      Acc* value;
       index_type at, stride;
       template <class T>
       KOKKOS_FORCEINLINE_FUNCTION void operator()(const T* data) const {
@@ -330,7 +338,7 @@ struct BoundAnyChain {
     }
   };
 
-  KOKKOS_FUNCTION Row at_row(index_type row) const {
+  KOKKOS_FUNCTION __attribute__((noinline)) Row at_row(index_type row) const {
     Row result;
     result.chain = this;
     row += first_row;

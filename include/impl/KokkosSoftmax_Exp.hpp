@@ -171,7 +171,7 @@ template <class Ops>
     return Ops::times_power_of_two(e.of_rest, e.n);
   } else {
     // Near the top 2^n overflows though the product does not: half of it for positive x, doubled at the end.
-    const Vector half = Ops::select(x > Vector(Acc(0)), Vector(Acc(1)), Vector(Acc(0)));
+    const Vector half = Ops::select(Vector(Acc(0)) < x, Vector(Acc(1)), Vector(Acc(0)));
     const ReducedExp<Ops> e(clamped, Constants::bias, shifted);
     const Vector result = (e.of_rest * Ops::power_of_two(shifted - half)) * (Vector(Acc(1)) + half);
     return Ops::select(x < Vector(Constants::smallest), Vector(Acc(0)), result);

@@ -36,6 +36,25 @@ KOKKOS_FORCEINLINE_FUNCTION float gelu_by_erf(float x) {
   return (x < 0 ? 0.0f : x) - size * power_of_two(p);
 }
 
+/// The same on a host's vectors of floats (Ops is SimdOps); Phi(-x) is wrong by 1.2e-7 at most, the error of
+/// an exponential within two units in the last place.
+template <class Ops>
+[[gnu::always_inline]] inline typename Ops::Vector gelu_by_erf_of_vector(const typename Ops::Vector& x) {
+  using Vector = typename Ops::Vector;
+  static_assert(std::is_same_v<typename Ops::Acc, float>);
+  const Vector size = Ops::smaller(Vector(8.0f), Ops::larger(-x, x));
+  Vector p = Ops::fma(Vector(-2.8196366201882483e-06f), size, Vector(3.9222304621944204e-05f));
+  p = Ops::fma(p, size, Vector(-0.00018556149734649807f));
+  p = Ops::fma(p, size, Vector(-0.00013816777209285647f));
+  p = Ops::fma(p, size, Vector(0.007064715959131718f));
+  p = Ops::fma(p, size, Vector(-0.05249687656760216f));
+  p = Ops::fma(p, size, Vector(-0.45920801162719727f));
+  p = Ops::fma(p, size, Vector(-1.1511051654815674f));
+  p = Ops::fma(p, size, Vector(-1.0f));
+  const Vector power = exp_of_vector_difference<Ops>(p * Vector(0.69314718055994530942f));
+  return Ops::larger(Vector(0.0f), x) - size * power;
+}
+
 /// x Phi(x) with erf.
 KOKKOS_FORCEINLINE_FUNCTION double gelu_by_erf(double x) {
   return rounded_product(0.5 * x, 1 + Kokkos::erf(x * 0.70710678118654752440));

@@ -21,8 +21,8 @@ using Strided = Kokkos::View<T, Kokkos::LayoutStride, typename Exec::memory_spac
 // are in another order in the output.
 template <class Exec, class In, class Out>
 void same_bits_without_transform() {
-  const Strided<In***, Exec> x("x", Kokkos::LayoutStride(5, 140, 7, 2, 48, 3, 7));
-  const Strided<Out***, Exec> y("y", Kokkos::LayoutStride(5, 1, 7, 5, 3, 35)), z("z", y.layout());
+  const Strided<In***, Exec> x("x", Kokkos::LayoutStride(5, 150, 7, 800, 48, 3));
+  const Strided<Out***, Exec> y("y", Kokkos::LayoutStride(5, 1, 7, 5, 48, 36)), z("z", y.layout());
   const Exec exec;
   fill(x, 3, -6, 6, true);
   Described cx(x), cz(z);

@@ -165,6 +165,57 @@ TEST(Exp, DoubleDifferences) {
   expect_within(sweep_doubles<Which::scalar_difference>(), 2);
 }
 
+// --- what GELU is made of ----------------------------------------------------------------------------------
+
+// x Phi(x) on vectors and on scalars: the error in units of |x| 2^-24, that is of Phi(x)'s.
+template <class Function>
+void sweep_gelu(const Function& gelu, double most) {
+  using Ops = SimdOps<float>;
+  double worst = 0, worst_at = 0;
+  float x[Ops::width], y[Ops::width];
+  const std::uint64_t all = std::uint64_t(1) << 32, stride = step == 1 ? 7 : 6007;
+  for (std::uint64_t first = 0; first < all; first += stride * Ops::width) {
+    for (int i = 0; i < Ops::width; ++i)
+      x[i] = std::bit_cast<float>(static_cast<std::uint32_t>(first + static_cast<std::uint64_t>(i) * stride));
+    gelu(x, y);
+    for (int i = 0; i < Ops::width; ++i) {
+      if (std::isnan(x[i])) {
+        ASSERT_TRUE(std::isnan(y[i]));
+      } else if (std::isfinite(x[i]) && std::abs(x[i]) > 1e-30f) {
+        const double wide = static_cast<double>(x[i]);
+        const double want = 0.5 * wide * std::erfc(-wide * 0.70710678118654752440);
+        const double error = std::abs(static_cast<double>(y[i]) - want) / std::abs(wide) * 0x1p24;
+        if (!(error <= worst)) worst = error, worst_at = wide;
+      }
+    }
+  }
+  EXPECT_LE(worst, most) << "at " << worst_at;
+  EXPECT_GT(worst, 0) << "nothing was looked at";
+}
+
+TEST(Gelu, FloatVectors) {
+  using Ops = SimdOps<float>;
+  sweep_gelu([](const float* x, float* y) { Ops::store(y, gelu_by_erf_of_vector<Ops>(Ops::load(x))); }, 2);
+}
+TEST(Gelu, Floats) {
+  sweep_gelu(
+      [](const float* x, float* y) {
+        for (int i = 0; i < SimdOps<float>::width; ++i) y[i] = gelu_by_erf(x[i]);
+      },
+      1.5);
+}
+TEST(Gelu, VectorsKeepInfinityAndNaN) {
+  using Ops = SimdOps<float>;
+  const auto of = [](float x) {
+    float lanes[Ops::width];
+    Ops::store(lanes, gelu_by_erf_of_vector<Ops>(Ops::Vector(x)));
+    return lanes[0];
+  };
+  EXPECT_EQ(of(infinity_v<float>), infinity_v<float>);
+  EXPECT_TRUE(std::isnan(of(std::numeric_limits<float>::quiet_NaN())));
+  EXPECT_EQ(of(0.0f), 0.0f);
+}
+
 // What a softmax leans on beyond accuracy.
 template <class Acc>
 void check_special() {

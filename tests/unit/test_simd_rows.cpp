@@ -184,7 +184,45 @@ TEST_F(SimdRows, LargeCallsGiveTheBitsOfSmallOnes) {
       check_large<ks::bhalf_t>(exec, operation, columns, 1);
     }
     check_large<double>(exec, operation, 1003, 1);
+    check_large<double>(exec, operation, 64, 0);
+    check_large<float>(exec, operation, 128, 16);
     check_large<ks::half_t>(exec, operation, 1024, 0);
+  }
+}
+
+// Rows of one chunk go in batches, those of one or two steps of vectors in a loop of their own when batches
+// are full: in cache, in place or not, wherever a row is among others, its bits are those of the row alone.
+template <class T>
+void check_batches(const Exec& exec, Operation operation, bool in_place) {
+  constexpr std::int64_t rows = 70;
+  for (std::int64_t columns :
+       {1, 16, 31, 32, 33, 64, 100, 128, 192, 512, 600, 2047, 2048, 4096, 4100, 9000}) {
+    using Rows = Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space>;
+    const Rows x("x", rows, columns), y("y", rows, columns), row("row", 1, columns),
+        alone("alone", 1, columns), expected("expected", rows, columns);
+    const Kokkos::View<T*, Exec::memory_space> lse("lse", rows), lse_alone("lse_alone", 1);
+    Random random(7);
+    for (std::int64_t i = 0; i < rows * columns; ++i)
+      x.data()[i] = T(static_cast<float>(random.uniform(-9, 9)));
+    const std::size_t bytes = static_cast<std::size_t>(columns) * sizeof(T);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::memcpy(static_cast<void*>(row.data()), &x(r, 0), bytes);
+      call(operation, exec, row, alone, lse_alone, 1);
+      std::memcpy(static_cast<void*>(&expected(r, 0)), alone.data(), bytes);
+    }
+    call(operation, exec, x, in_place ? x : y, lse, 1);
+    EXPECT_EQ(std::memcmp((in_place ? x : y).data(), expected.data(), bytes * rows), 0)
+        << rows << " rows of " << columns << " " << ks::scalar_name<T>() << (in_place ? " in place" : "");
+  }
+}
+TEST_F(SimdRows, BatchesGiveTheBitsOfRowsAlone) {
+  for (auto operation : {Operation::softmax, Operation::log_softmax}) {
+    for (bool in_place : {false, true}) {
+      check_batches<float>(exec, operation, in_place);
+      check_batches<double>(exec, operation, in_place);
+      check_batches<ks::half_t>(exec, operation, in_place);
+      check_batches<ks::bhalf_t>(exec, operation, in_place);
+    }
   }
 }
 

@@ -210,7 +210,7 @@ struct SimdOps {
   KOKKOSSOFTMAX_HOST_FUNCTION static Mask mask_of(const Keeps& keeps) {
     alignas(64) Acc lanes[width];
     for (int i = 0; i < width; ++i) lanes[i] = keeps(i) ? Acc(1) : Acc(0);
-    return load(lanes) > Vector(Acc(0));
+    return Vector(Acc(0)) < load(lanes);  // Kokkos 4.5.1 has > of double with its operands exchanged
   }
   /// True in the first `count` lanes (0 or less: in none).
   KOKKOSSOFTMAX_HOST_FUNCTION static Mask mask_of_first(index_type count) {
@@ -241,6 +241,14 @@ struct SimdOps {
   /// Of lanes none of which is NaN.
   KOKKOSSOFTMAX_HOST_FUNCTION static Acc max(const Vector& v) {
     return fold(v, Larger{});
+  }
+
+  /// The same for each of `count` vectors, at most `width`, whose place in the result is their number.
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector sum_each(const Vector* v, int count) {
+    return fold_each(v, count, Add{});
+  }
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector max_each(const Vector* v, int count) {
+    return fold_each(v, count, Larger{});
   }
 
   /// State{max, sum, low} of two vectors of sums and one of what rounding took from them; no rounding counts.
@@ -404,6 +412,19 @@ struct SimdOps {
 #endif
     store(p, v);
   }
+  /// Two neighbours. `p` is aligned to a cache line, or to what is stored if that is more.
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static void stream(T* p, const Vector& v0, const Vector& v1) {
+#if defined(__AVX512F__)
+    if constexpr (avx512 && is_16_bit_v<T> && sizeof(Acc) == 4) {
+      const __m512i low = _mm512_castsi256_si512(to_16_bits<T>(raw(v0)));
+      return _mm512_stream_si512(reinterpret_cast<__m512i*>(p),
+                                 _mm512_inserti64x4(low, to_16_bits<T>(raw(v1)), 1));
+    }
+#endif
+    stream(p, v0);
+    stream(p + width, v1);
+  }
 
  private:
   /// The processor's own type of a vector.
@@ -434,6 +455,14 @@ struct SimdOps {
       return _mm_add_pd(a, b);
     }
 #endif
+#if defined(__AVX512F__)
+    KOKKOSSOFTMAX_HOST_FUNCTION __m512 operator()(__m512 a, __m512 b) const {
+      return _mm512_maskz_add_ps(0xffff, a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m512d operator()(__m512d a, __m512d b) const {
+      return _mm512_maskz_add_pd(0xff, a, b);
+    }
+#endif
   };
   struct Larger {
     KOKKOSSOFTMAX_HOST_FUNCTION Acc operator()(Acc a, Acc b) const { return a > b ? a : b; }
@@ -451,7 +480,68 @@ struct SimdOps {
       return _mm_max_pd(a, b);
     }
 #endif
+#if defined(__AVX512F__)
+    KOKKOSSOFTMAX_HOST_FUNCTION __m512 operator()(__m512 a, __m512 b) const {
+      return _mm512_maskz_max_ps(0xffff, a, b);
+    }
+    KOKKOSSOFTMAX_HOST_FUNCTION __m512d operator()(__m512d a, __m512d b) const {
+      return _mm512_maskz_max_pd(0xff, a, b);
+    }
+#endif
   };
+
+  /// fold of each, all at once: each level takes the halves of two vectors into one, so that of `width`
+  /// vectors only one is left, in as many operations as two or three folds take. The order of the pairs puts
+  /// each result in its place.
+  template <class Operation>
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector fold_each(const Vector* v, int count,
+                                                      const Operation& operation) {
+#if defined(__AVX512F__)
+    if constexpr (avx512)
+      if (count > width / 4) {
+        Vector all[width];
+        for (int i = 0; i < width; ++i) all[i] = i < count ? v[i] : Vector(Acc(0));
+        if constexpr (sizeof(Acc) == 4) {
+          fold_pairs<4, 0x44, 0xee, true>(all, operation);
+          fold_pairs<8, 0x88, 0xdd, true>(all, operation);
+          fold_pairs<1, 0x44, 0xee, false>(all, operation);
+          fold_pairs<2, 0x88, 0xdd, false>(all, operation);
+        } else {
+          fold_pairs<2, 0x44, 0xee, true>(all, operation);
+          fold_pairs<4, 0x88, 0xdd, true>(all, operation);
+          fold_pairs<1, 0x00, 0xff, false>(all, operation);
+        }
+        return all[0];
+      }
+#endif
+    alignas(64) Acc lanes[width] = {};
+    for (int i = 0; i < count; ++i) lanes[i] = fold(v[i], operation);
+    return load(lanes);
+  }
+#if defined(__AVX512F__)
+  /// Vectors whose numbers differ in one bit go to the lower one; those that earlier levels emptied take part
+  /// in nothing that is looked at.
+  template <int bit, int low, int high, bool of_quarters, class Operation>
+  KOKKOSSOFTMAX_HOST_FUNCTION static void fold_pairs(Vector* v, const Operation& operation) {
+    for (int i = 0; i < width; ++i) {
+      if ((i & bit) != 0) continue;
+      const auto a = raw(v[i]), b = raw(v[i + bit]);
+      if constexpr (sizeof(Acc) == 4 && of_quarters) {
+        v[i] = Vector(operation(_mm512_maskz_shuffle_f32x4(0xffff, a, b, low),
+                                _mm512_maskz_shuffle_f32x4(0xffff, a, b, high)));
+      } else if constexpr (sizeof(Acc) == 4) {
+        v[i] = Vector(operation(_mm512_maskz_shuffle_ps(0xffff, a, b, low),
+                                _mm512_maskz_shuffle_ps(0xffff, a, b, high)));
+      } else if constexpr (of_quarters) {
+        v[i] = Vector(operation(_mm512_maskz_shuffle_f64x2(0xff, a, b, low),
+                                _mm512_maskz_shuffle_f64x2(0xff, a, b, high)));
+      } else {
+        v[i] = Vector(
+            operation(_mm512_maskz_shuffle_pd(0xff, a, b, low), _mm512_maskz_shuffle_pd(0xff, a, b, high)));
+      }
+    }
+  }
+#endif
 
   /// Halves upon halves.
   template <class Operation>

@@ -25,6 +25,8 @@ struct SimdRowsPlan {
   /// 16 KB of exponentials: with the logits they come from, what fits the smallest first-level cache.
   static constexpr index_type chunk = 16384 / sizeof(Acc);
   static_assert(chunk % block == 0);
+  /// Elements of several short rows that are worked on together (which moves no bits).
+  static constexpr index_type batch = chunk / 2;
 
   static index_type chunks(index_type columns) { return ceil_div(columns, chunk); }
 };
@@ -33,8 +35,13 @@ struct SimdRowsPlan {
 template <class Acc, class In>
 struct LogitsInMemory {
   using Ops = SimdOps<Acc>;
+  static constexpr std::size_t element_bytes = sizeof(In);
   const In* x;
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector operator()(index_type i) const { return Ops::load(x + i); }
+  KOKKOSSOFTMAX_HOST_FUNCTION void fetch(index_type i) const {
+    constexpr int line = 64 / sizeof(In);
+    for (int k = 0; k < 4 * Ops::width; k += line) __builtin_prefetch(x + i + k, 0, 2);
+  }
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector part(index_type i, int count) const {
     return Ops::load_part(x + i, count, -infinity_v<Acc>);
   }
@@ -44,29 +51,185 @@ struct LogitsInMemory {
 template <class Acc>
 struct StagedValues {
   using Ops = SimdOps<Acc>;
+  static constexpr std::size_t element_bytes = sizeof(Acc);
   const Acc* v;
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector operator()(index_type i) const { return Ops::load(v + i); }
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector part(index_type i, int) const { return Ops::load(v + i); }
+  KOKKOSSOFTMAX_HOST_FUNCTION static void fetch(index_type) {}
+};
+
+// ---------------------------------------------------------------------------------------------------------
+// What memory does: the maximum of logits, which is found while they come from memory, and the outputs.
+// Both go on in steps of four vectors, so that they can be done beside exponentials.
+
+inline constexpr int vectors_of_step = 4;
+
+/// Nothing.
+struct NoWork {
+  /// As many as anything beside it has.
+  KOKKOSSOFTMAX_HOST_FUNCTION static constexpr index_type steps() { return index_type(1) << 40; }
+  KOKKOSSOFTMAX_HOST_FUNCTION static constexpr bool in_bursts() { return false; }
+  KOKKOSSOFTMAX_HOST_FUNCTION static void step() {}
+  KOKKOSSOFTMAX_HOST_FUNCTION static void finish() {}
 };
 
 /// The largest logit; NaN is passed over.
 template <class Acc, class Source>
-KOKKOSSOFTMAX_HOST_FUNCTION Acc chunk_max(const Source& source, index_type count) {
+class MaxWork {
+ public:
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
-  constexpr int w = Ops::width;
-  Vector m0(-infinity_v<Acc>), m1 = m0, m2 = m0, m3 = m0;
-  index_type i = 0;
-  for (; i + 4 * w <= count; i += 4 * w) {
-    m0 = Ops::larger(source(i), m0);
-    m1 = Ops::larger(source(i + w), m1);
-    m2 = Ops::larger(source(i + 2 * w), m2);
-    m3 = Ops::larger(source(i + 3 * w), m3);
+
+  /// `from_memory`: steps only fetch; the logits are looked at when they have come, in a loop of their own,
+  /// because what waits for memory holds up the arithmetic beside it. Short ones would not have come: there
+  /// what lies behind them, mostly the next row, is fetched.
+  KOKKOSSOFTMAX_HOST_FUNCTION MaxWork(const Source& source, index_type count, bool from_memory = false)
+      : source_(source),
+        count_(count),
+        fetched_(count <= short_row ? short_row / 2 : 0),
+        from_memory_(from_memory) {}
+
+  KOKKOSSOFTMAX_HOST_FUNCTION index_type steps() const { return count_ / (vectors_of_step * w); }
+  KOKKOSSOFTMAX_HOST_FUNCTION void step() {
+    if (from_memory_) {
+      source_.fetch(fetched_);
+      fetched_ += vectors_of_step * w;
+    } else {
+      look();
+    }
   }
-  for (; i + w <= count; i += w) m0 = Ops::larger(source(i), m0);
-  if (i < count) m1 = Ops::larger(source.part(i, static_cast<int>(count - i)), m1);
-  return Ops::max(Ops::larger(Ops::larger(m0, m1), Ops::larger(m2, m3)));
+  KOKKOSSOFTMAX_HOST_FUNCTION void finish() {
+    while (at_ + vectors_of_step * w <= count_) look();
+    for (; at_ + w <= count_; at_ += w) m0_ = Ops::larger(source_(at_), m0_);
+    if (at_ < count_) m1_ = Ops::larger(source_.part(at_, static_cast<int>(count_ - at_)), m1_);
+    at_ = count_;
+  }
+  /// The largest in any lane.
+  KOKKOSSOFTMAX_HOST_FUNCTION Vector lanes() const { return Ops::larger(m0_, m1_); }
+
+ private:
+  static constexpr int w = Ops::width;
+
+  KOKKOSSOFTMAX_HOST_FUNCTION void look() {
+    m0_ = Ops::larger(source_(at_), m0_);
+    m1_ = Ops::larger(source_(at_ + w), m1_);
+    m0_ = Ops::larger(source_(at_ + 2 * w), m0_);
+    m1_ = Ops::larger(source_(at_ + 3 * w), m1_);
+    at_ += vectors_of_step * w;
+  }
+  static constexpr index_type short_row = 8192 / static_cast<index_type>(Source::element_bytes);
+  Source source_;
+  index_type count_, at_ = 0, fetched_;
+  bool from_memory_;
+  Vector m0_ = Vector(-infinity_v<Acc>), m1_ = m0_;
+};
+
+template <class Acc, class Source>
+KOKKOSSOFTMAX_HOST_FUNCTION Acc chunk_max(const Source& source, index_type count) {
+  MaxWork<Acc, Source> work(source, count);
+  work.finish();
+  return SimdOps<Acc>::max(work.lanes());
 }
+
+/// y = formula(value, index) for `count` values; to be streamed past the caches or not.
+template <class Acc, class Source, class Out, class Formula>
+class WriteWork {
+ public:
+  using Ops = SimdOps<Acc>;
+
+  /// Streams begin where a cache line of y does: what lies before is written here, if y is not `aligned`.
+  KOKKOSSOFTMAX_HOST_FUNCTION WriteWork(const Source& source, index_type count, Out* y, bool stream,
+                                        const Formula& formula, bool aligned = false)
+      : source_(source), formula_(formula), y_(y), count_(count), stream_(stream) {
+    if (stream_ && !aligned) write_head();
+  }
+
+  /// Memory takes a few lines one after the other better than single ones between reads.
+  KOKKOSSOFTMAX_HOST_FUNCTION bool in_bursts() const { return stream_; }
+  KOKKOSSOFTMAX_HOST_FUNCTION index_type steps() const { return (count_ - at_) / (vectors_of_step * w); }
+  KOKKOSSOFTMAX_HOST_FUNCTION void step() {
+    const auto v0 = one(at_), v1 = one(at_ + w), v2 = one(at_ + 2 * w), v3 = one(at_ + 3 * w);
+    Out* y = y_ + at_;
+    if (stream_) {
+      Ops::stream(y, v0, v1);
+      Ops::stream(y + 2 * w, v2, v3);
+    } else {
+      Ops::store(y, v0);
+      Ops::store(y + w, v1);
+      Ops::store(y + 2 * w, v2);
+      Ops::store(y + 3 * w, v3);
+    }
+    at_ += vectors_of_step * w;
+  }
+  KOKKOSSOFTMAX_HOST_FUNCTION void finish() {
+    while (at_ + vectors_of_step * w <= count_) step();
+    for (; at_ + w <= count_; at_ += w) Ops::store(y_ + at_, one(at_));
+    if (at_ < count_) {
+      const int rest = static_cast<int>(count_ - at_);
+      Ops::store_part(y_ + at_, formula_(source_.part(at_, rest), at_), rest);
+    }
+    at_ = count_;
+  }
+
+ private:
+  static constexpr int w = Ops::width;
+
+  KOKKOSSOFTMAX_HOST_FUNCTION auto one(index_type i) const { return formula_(source_(i), i); }
+
+  KOKKOSSOFTMAX_HOST_FUNCTION void write_head() {
+    constexpr std::uintptr_t line = 64;
+    const auto ahead =
+        static_cast<index_type>((line - reinterpret_cast<std::uintptr_t>(y_) % line) % line / sizeof(Out));
+    const index_type head = ahead < count_ ? ahead : count_;
+    for (; at_ + w <= head; at_ += w) Ops::store(y_ + at_, one(at_));
+    if (at_ < head) {
+      // Reads a whole vector where there is one: what lies behind the head belongs to the row all the same.
+      const int rest = static_cast<int>(head - at_);
+      const auto v = at_ + w <= count_ ? source_(at_) : source_.part(at_, static_cast<int>(count_ - at_));
+      Ops::store_part(y_ + at_, formula_(v, at_), rest);
+      at_ = head;
+    }
+  }
+
+  Source source_;
+  Formula formula_;
+  Out* y_;
+  index_type count_, at_ = 0;
+  bool stream_;
+};
+
+template <class Acc, class Source, class Out, class Formula>
+KOKKOSSOFTMAX_HOST_FUNCTION void chunk_write(const Source& source, index_type count, Out* y, bool stream,
+                                             const Formula& formula) {
+  WriteWork<Acc, Source, Out, Formula>(source, count, y, stream, formula).finish();
+}
+
+/// exponential * factor.
+template <class Acc>
+struct ScaledExponential {
+  simd<Acc> factor;
+  KOKKOSSOFTMAX_HOST_FUNCTION simd<Acc> operator()(const simd<Acc>& v, index_type) const {
+    return v * factor;
+  }
+};
+/// The same from the logit.
+template <class Acc>
+struct ScaledExponentialOfLogit {
+  simd<Acc> max, factor;
+  KOKKOSSOFTMAX_HOST_FUNCTION simd<Acc> operator()(const simd<Acc>& v, index_type) const {
+    return exp_of_vector_difference<SimdOps<Acc>>(v - max) * factor;
+  }
+};
+template <class Acc>
+struct LogitMinusLogSum {
+  simd<Acc> max, log_sum;
+  KOKKOSSOFTMAX_HOST_FUNCTION simd<Acc> operator()(const simd<Acc>& v, index_type) const {
+    return (v - max) - log_sum;
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------
+// Exponentials.
 
 /// A sum in every lane, and what rounding took from it (D. Knuth's two-sum).
 template <class Acc>
@@ -88,63 +251,58 @@ enum class Keep {
   exactly  ///< in the output: not a byte more
 };
 
-/// The same for logsumexp, of which 4 eps are asked: next to a term of 1 even a few small ones must not be
-/// lost.
-template <class Acc, class Source>
-KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_accurate_sum(const Source& source, index_type count,
-                                                                      Acc max, const char* next,
-                                                                      int next_bytes_of_vector) {
-  using Ops = SimdOps<Acc>;
-  using Vector = typename Ops::Vector;
-  constexpr int w = Ops::width;
-  const Vector m(max);
-  const auto one = [&](index_type at) __attribute__((always_inline)) {
-    return exp_of_vector_difference<Ops>(source(at) - m);
-  };
-  CompensatedVector<Acc> a, b;
-  index_type i = 0;
-  for (; i + 4 * w <= count; i += 4 * w) {
-    a.add(one(i) + one(i + w));
-    b.add(one(i + 2 * w) + one(i + 3 * w));
-    for (int p = 0; p < 4 * next_bytes_of_vector; p += 64) __builtin_prefetch(next + p, 0, 2);
-    next += 4 * next_bytes_of_vector;
-  }
-  for (; i + w <= count; i += w) a.add(one(i));
-  if (i < count) b.add(exp_of_vector_difference<Ops>(source.part(i, static_cast<int>(count - i)) - m));
-  return Ops::template compensated_sum<CompensatedMaxSum<Acc>>(max, a.sum, b.sum, a.low + b.low);
-}
-
-/// The sum of exp(logit - max) over a chunk, and what rounding took from it; keeps the exponentials. Memory
-/// works beside it: while it computes it fetches what will be read next, and after each block it calls
-/// `between(vectors)` to store as many of what is to be written.
-template <Keep keep, class Acc, class Source, class Between>
-KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_exponentials(const Source& source, index_type count,
-                                                                      Acc max, Acc* kept, const char* next,
-                                                                      int next_bytes_of_vector,
-                                                                      const Between& between) {
+/// The sum of exp(logit - max) over a chunk, and what rounding took from it; keeps the exponentials. A step
+/// of four vectors takes with it one of what is `next` to be read and one of what is to be `written`, so that
+/// memory and arithmetic do not wait for each other. `written` may lie where the exponentials are kept: each
+/// is read before it is overwritten.
+template <Keep keep, class Acc, class Source, class Next, class Written>
+KOKKOSSOFTMAX_HOST_FUNCTION CompensatedVector<Acc> chunk_exponentials(const Source& from, index_type count,
+                                                                      Acc max, Acc* kept, Next& next_work,
+                                                                      const Written& written_work) {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   using Plan = SimdRowsPlan<Acc>;
   constexpr int w = Ops::width;
+  constexpr index_type step = vectors_of_step * w;
   const Vector m(max);
-  CompensatedVector<Acc> sum;
-  index_type i = 0;
+  // Copies that nothing else can refer to stay in registers.
+  const Source source = from;
+  Next next = next_work;
+  Written written = written_work;
   const auto one = [&](index_type at) __attribute__((always_inline)) {
     const Vector e = exp_of_vector_difference<Ops>(source(at) - m);
     if constexpr (keep != Keep::none) Ops::store(kept + at, e);
     return e;
   };
+  const index_type steps_beside = next.steps() < written.steps() ? next.steps() : written.steps();
+  const index_type beside = steps_beside < count / step ? steps_beside * step : count / step * step;
+  if (beside == 0) written.finish();
+  CompensatedVector<Acc> sum;
+  index_type i = 0;
   do {
     Vector a0(Acc(0)), a1 = a0, a2 = a0, a3 = a0;
-    const index_type begin = i, end = count - i < Plan::block ? count : i + Plan::block;
-    for (; i + 4 * w <= end; i += 4 * w) {
+    const auto four = [&]() __attribute__((always_inline)) {
       a0 = a0 + one(i);
       a1 = a1 + one(i + w);
       a2 = a2 + one(i + 2 * w);
       a3 = a3 + one(i + 3 * w);
-      for (int b = 0; b < 4 * next_bytes_of_vector; b += 64) __builtin_prefetch(next + b, 0, 2);
-      next += 4 * next_bytes_of_vector;
+      i += step;
+    };
+    const bool first = i == 0;
+    const index_type end = count - i < Plan::block ? count : i + Plan::block;
+    if (i < beside) {
+      const index_type stop = beside < end ? beside : end / step * step;
+      if (written.in_bursts()) {
+        for (index_type k = i; k < stop; k += step) written.step();
+      }
+      while (i < stop) {
+        if (!written.in_bursts()) written.step();
+        next.step();
+        four();
+      }
+      if (i == beside) written.finish();
     }
+    while (i + step <= end) four();
     if (i + w <= end) a0 = a0 + one(i), i += w;
     if (i + w <= end) a1 = a1 + one(i), i += w;
     if (i + w <= end) a2 = a2 + one(i), i += w;
@@ -156,52 +314,76 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_exponentials(const Sour
       a3 = a3 + e;
       i = end;
     }
-    between((end - begin + w - 1) / w);
     const Vector part = (a0 + a1) + (a2 + a3);
-    if (count <= Plan::block) return {max, Ops::sum(part), Acc(0)};
-    sum.add(part);
+    if (first) {
+      sum.sum = part;
+    } else {
+      sum.add(part);
+    }
   } while (i < count);
-  return {max, Ops::sum(sum.sum), Ops::sum(sum.low)};
+  next.finish();
+  next_work = next;
+  return sum;
 }
 
-/// y = formula(value, index) for `count` values; to be streamed past the caches or not.
-template <class Acc, class Source, class Out, class Formula>
-KOKKOSSOFTMAX_HOST_FUNCTION void chunk_write(const Source& source, index_type count, Out* y, bool stream,
-                                             const Formula& formula) {
+/// The same for a row of one or two whole steps, where all the rest would cost more than the
+/// exponentials. Returns the sum; `top`: the largest of `next`.
+template <Keep keep, class Acc, class Source, class Next, class Written>
+KOKKOSSOFTMAX_HOST_FUNCTION simd<Acc> row_exponentials(const Source& source, index_type count,
+                                                       const simd<Acc>& m, Acc* kept, const Next& next,
+                                                       bool fetch, Written written, simd<Acc>& top) {
   using Ops = SimdOps<Acc>;
+  using Vector = typename Ops::Vector;
   constexpr int w = Ops::width;
+  Vector a[vectors_of_step], t[2] = {Vector(-infinity_v<Acc>), Vector(-infinity_v<Acc>)};
+  for (Vector& sum : a) sum = Vector(Acc(0));
+  for (index_type i = 0; i < count; i += vectors_of_step * w) {
+    written.step();
+    if (fetch) next.fetch(i + 4096 / static_cast<index_type>(Next::element_bytes));
+    for (int k = 0; k < vectors_of_step; ++k) t[k % 2] = Ops::larger(next(i + k * w), t[k % 2]);
+    for (int k = 0; k < vectors_of_step; ++k) {
+      const Vector e = exp_of_vector_difference<Ops>(source(i + k * w) - m);
+      if constexpr (keep != Keep::none) Ops::store(kept + i + k * w, e);
+      a[k] = a[k] + e;
+    }
+  }
+  top = Ops::larger(t[0], t[1]);
+  return (a[0] + a[1]) + (a[2] + a[3]);
+}
+
+/// The same for logsumexp, of which 4 eps are asked: next to a term of 1 even a few small ones must not be
+/// lost.
+template <class Acc, class Source, class Next>
+KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_accurate_sum(const Source& from, index_type count,
+                                                                      Acc max, Next& next_work) {
+  using Ops = SimdOps<Acc>;
+  using Vector = typename Ops::Vector;
+  constexpr int w = Ops::width;
+  constexpr index_type step = vectors_of_step * w;
+  const Vector m(max);
+  const Source source = from;
+  Next next = next_work;
+  const auto one = [&](index_type at) __attribute__((always_inline)) {
+    return exp_of_vector_difference<Ops>(source(at) - m);
+  };
+  const index_type beside = next.steps() < count / step ? next.steps() * step : count / step * step;
+  CompensatedVector<Acc> a, b;
   index_type i = 0;
-  if (stream) {
-    constexpr std::uintptr_t line = 64;
-    const index_type ahead =
-        static_cast<index_type>((line - reinterpret_cast<std::uintptr_t>(y) % line) % line / sizeof(Out));
-    const index_type head = ahead < count ? ahead : count;
-    for (; i + w <= head; i += w) Ops::store(y + i, formula(source(i), i));
-    if (i < head) {
-      // Reads a whole vector where there is one: what lies behind the head belongs to the row all the same.
-      const int rest = static_cast<int>(head - i);
-      const auto v = i + w <= count ? source(i) : source.part(i, static_cast<int>(count - i));
-      Ops::store_part(y + i, formula(v, i), rest);
-      i = head;
-    }
-    for (; i + 2 * w <= count; i += 2 * w) {
-      Ops::stream(y + i, formula(source(i), i));
-      Ops::stream(y + i + w, formula(source(i + w), i + w));
-    }
-    if (i + w <= count) Ops::stream(y + i, formula(source(i), i)), i += w;
-  } else {
-    for (; i + 4 * w <= count; i += 4 * w) {
-      Ops::store(y + i, formula(source(i), i));
-      Ops::store(y + i + w, formula(source(i + w), i + w));
-      Ops::store(y + i + 2 * w, formula(source(i + 2 * w), i + 2 * w));
-      Ops::store(y + i + 3 * w, formula(source(i + 3 * w), i + 3 * w));
-    }
-    for (; i + w <= count; i += w) Ops::store(y + i, formula(source(i), i));
+  const auto four = [&]() __attribute__((always_inline)) {
+    a.add(one(i) + one(i + w));
+    b.add(one(i + 2 * w) + one(i + 3 * w));
+    i += step;
+  };
+  while (i < beside) {
+    next.step();
+    four();
   }
-  if (i < count) {
-    const int rest = static_cast<int>(count - i);
-    Ops::store_part(y + i, formula(source.part(i, rest), i), rest);
-  }
+  while (i + step <= count) four();
+  for (; i + w <= count; i += w) a.add(one(i));
+  if (i < count) b.add(exp_of_vector_difference<Ops>(source.part(i, static_cast<int>(count - i)) - m));
+  next.finish();
+  next_work = next;
+  return Ops::template compensated_sum<CompensatedMaxSum<Acc>>(max, a.sum, b.sum, a.low + b.low);
 }
 
 }  // namespace KokkosSoftmax::impl

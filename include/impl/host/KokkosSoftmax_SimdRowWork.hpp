@@ -28,73 +28,142 @@ class SimdRowWork {
   static constexpr int w = Ops::width;
   static constexpr bool y_can_keep_exponentials = direct && std::is_same_v<Acc, Out>;
 
-  SimdRowWork(const Problem& problem, bool stream, bool fetch)
-      : problem_(problem), columns_(problem.geometry.columns), stream_(stream), fetch_(fetch) {}
+  SimdRowWork(const Problem& problem, bool stream, bool from_memory)
+      : problem_(problem), columns_(problem.geometry.columns), stream_(stream), from_memory_(from_memory) {}
 
   /// A thread's memory for rows of several chunks: the exponentials of a row if `staged`, else a chunk of
-  /// logits, and where another row's may wait, or the same; twice a state for each chunk.
+  /// logits; a second such place, or the same; twice a state for each chunk.
   struct Memory {
     Acc* stage[2];
     State* states[2];
     bool staged;
   };
 
-  /// Rows of one chunk, several at a time, so that neither the latency of a row's reductions nor that of its
-  /// division is waited for.
+  /// Rows of one chunk, in batches of as many as reductions across lanes take at once. While the exponentials
+  /// of a batch are computed, the next one is read and the one before is written.
   void short_rows(index_type begin, index_type end) const {
     constexpr index_type half = Plan::chunk + w;
-    alignas(64) Acc stage[2 * half];
-    const index_type padded = ceil_div(columns_, w) * w;
-    const int batch =
-        static_cast<int>(std::min<index_type>(most_rows, std::max<index_type>(1, Plan::chunk / 2 / padded)));
-    alternate(begin, end, batch, {{stage, stream_ ? stage + half : stage}, {nullptr, nullptr}, true});
+    alignas(64) Acc stages[direct ? half : 2 * half];
+    const auto most = std::min<index_type>(most_rows, std::max<index_type>(1, Plan::batch / padded()));
+    const bool overlap = writes && problem_.geometry.y_column_stride == 1, even = is_even();
+    Batch batches[3];
+    Batch *batch = batches, *next = batches + 1, *before = batches + 2;
+    begin_batch(begin, std::min(most, end - begin), stages, *batch);
+    for (int k = 0; direct && k < batch->rows; ++k) {
+      auto work = reading(batch->x[k], columns_);
+      work.finish();
+      batch->top[k] = lanes_of(work);
+    }
+    before->rows = 0;
+    for (index_type first = begin; first < end; first += most) {
+      if constexpr (direct) {
+        keep_maxima(*batch);
+      } else {
+        load_batch(first, *batch);
+      }
+      // Logits that were transformed wait where exponentials are: another batch needs another place.
+      Acc* stage = direct || batch->stage != stages ? stages : stages + half;
+      begin_batch(first + most, std::min(most, end - first - most), stage, *next);
+      if (even && before->rows == most_rows && next->rows == most_rows) {
+        reduce_even_batch(*batch, *next, *before);
+      } else {
+        reduce_batch(*batch, *next, *before);
+      }
+      if constexpr (writes) {
+        for (int k = batch->rows; k < before->rows; ++k) write_row(*before, k);
+        if (!overlap) {
+          for (int k = 0; k < batch->rows; ++k) write_row(*batch, k);
+        }
+      }
+      Batch* done = before;
+      before = batch;
+      batch = next;
+      next = done;
+      if (!overlap) before->rows = 0;
+    }
+    if constexpr (writes) {
+      for (int k = 0; k < before->rows; ++k) write_row(*before, k);
+    }
   }
 
   /// Rows of several chunks, one after the other.
   void long_rows(index_type begin, index_type end, const Memory& memory) const {
-    alternate(begin, end, 1, memory);
+    const index_type chunks = Plan::chunks(columns_);
+    // Exponentials are written before others take their place.
+    const bool waits = operation == Operation::log_softmax && direct;
+    const bool overlap = writes && problem_.geometry.y_column_stride == 1 &&
+                         (waits || (memory.staged && (direct || memory.stage[0] != memory.stage[1])));
+    LongRow rows[2];
+    LongRow* before = nullptr;
+    Acc max = 0;
+    for (index_type position = begin; position < end; ++position) {
+      const int at = static_cast<int>((position - begin) % 2);
+      LongRow& row = rows[at];
+      const Row access(problem_, position);
+      row.x = access.x;
+      row.y = access.y;
+      row.stage = memory.stage[at];
+      row.states = memory.states[at];
+      row.staged = memory.staged;
+      const In* next_row = position + 1 < end ? problem_.x + x_offset(position + 1) : nullptr;
+      for (index_type c = 0; c < chunks; ++c) {
+        Acc* stage = row.stage + (row.staged ? c * Plan::chunk : 0);
+        if (!direct || (position == begin && c == 0)) max = first_max(access, c, stage);
+        const auto reduce_beside = [&](auto written) {
+          row.states[c] =
+              reduce_chunk(access.x, c, chunks, next_row, stage, row.staged, nullptr, max, written);
+        };
+        if (before) {
+          reduce_beside(writing(outputs_of_chunk(*before, c)));
+        } else {
+          reduce_beside(NoWork{});
+        }
+      }
+      row.result = joined(row.states);
+      if constexpr (operation == Operation::logsumexp) {
+        *row.y = store_as<Out>(row.result.logsumexp());
+      } else if (overlap) {
+        before = &row;
+      } else {
+        for (index_type c = 0; c < chunks; ++c)
+          write_chunk(access, c, row.states[c], row.result, row.stage + (row.staged ? c * Plan::chunk : 0),
+                      row.staged, nullptr);
+      }
+    }
+    if constexpr (writes) {
+      for (index_type c = 0; before && c < chunks; ++c) write(outputs_of_chunk(*before, c));
+    }
   }
 
-  /// The chunk's state. The exponentials are left in `stage` if `staged`, or in the output if that is
-  /// `kept_in_y`.
-  template <class Between>
-  State reduce_chunk(const Row& row, index_type c, Acc* stage, bool staged, Acc* kept_in_y, const In* next,
-                     const Between& between) const {
-    const index_type begin = c * Plan::chunk, count = std::min(Plan::chunk, columns_ - begin);
-    if constexpr (!direct) load_logits(row, begin, count, stage);
-    const Acc max = raw_max(row.x, begin, count, stage);
-    if constexpr (operation == Operation::softmax) {
-      if (kept_in_y)
-        return reduce<Keep::exactly>(row.x, begin, count, max, stage, kept_in_y + begin, next, between);
-      if (staged) return reduce<Keep::staged>(row.x, begin, count, max, stage, stage, next, between);
+  /// The states of chunks [first, last) of a row. The exponentials are left in `stage_of(chunk)` if `staged`,
+  /// or in the output if that is `kept_in_y`.
+  template <class StageOf>
+  void reduce_chunks(const Row& row, index_type first, index_type last, const StageOf& stage_of, bool staged,
+                     Acc* kept_in_y, State* states) const {
+    Acc max = 0;
+    for (index_type c = first; c < last; ++c) {
+      if (!direct || c == first) max = first_max(row, c, stage_of(c));
+      NoWork nothing;
+      states[c] = reduce_chunk(row.x, c, last, nullptr, stage_of(c), staged, kept_in_y, max, nothing);
     }
-    return reduce<Keep::none>(row.x, begin, count, max, stage, stage, next, between);
   }
 
   void write_chunk(const Row& row, index_type c, const State& state, const RowResult<Acc>& result, Acc* stage,
                    bool staged, Acc* kept_in_y) const {
     const index_type begin = c * Plan::chunk, count = std::min(Plan::chunk, columns_ - begin);
-    if constexpr (operation == Operation::softmax) {
-      const Acc factor = exp_of_difference(state.max - result.max) * result.factor;
+    if constexpr (y_can_keep_exponentials) {
       if (kept_in_y) {
-        const Vector f(factor);
-        const StagedExactly source{kept_in_y + begin};
-        if constexpr (y_can_keep_exponentials) {
-          chunk_write<Acc>(
-              source, count, row.y + begin,
-              false, [&](const Vector& v, index_type) __attribute__((always_inline)) { return v * f; });
-        }
-        return;
+        const ScaledExponential<Acc> formula{Vector(factor_of_chunk(state, result))};
+        return chunk_write<Acc>(StagedExactly{kept_in_y + begin}, count, row.y + begin, false, formula);
       }
-      if constexpr (!direct) {
-        if (!staged) load_logits(row, begin, count, stage);
-      }
-      write(row.x, row.y, begin, count, state.max, factor, stage, staged);
+    }
+    if (staged) return write(outputs_of_chunk(row.x, row.y, c, state, result, stage));
+    if constexpr (!direct) load_logits(row, begin, count, stage);
+    if constexpr (operation == Operation::softmax) {
+      const ScaledExponentialOfLogit<Acc> formula{Vector(state.max), Vector(factor_of_chunk(state, result))};
+      store_values(logits(row.x, begin, stage), row.y + begin * y_stride(), count, stage, formula);
     } else {
-      if constexpr (!direct) {
-        if (!staged) load_logits(row, begin, count, stage);
-      }
-      write(row.x, row.y, begin, count, result.max, result.log_sum, stage, staged);
+      write(outputs_of_chunk(row.x, row.y, c, state, result, stage));
     }
   }
 
@@ -106,142 +175,262 @@ class SimdRowWork {
   }
 
  private:
-  static constexpr int most_rows = 32;
+  static constexpr int most_rows = w;
+  static constexpr bool writes = operation != Operation::logsumexp;
 
-  /// Rows that are reduced together, and how far their outputs are written.
+  /// Rows that are reduced together.
   struct Batch {
-    int rows = 0, row = 0;
-    index_type at = 0;
+    int rows = 0;
     Acc* stage = nullptr;
-    State* states = nullptr;  ///< of the chunks of a single row
     const In* x[most_rows];
     Out* y[most_rows];
-    Acc max[most_rows], factor[most_rows];  ///< log_softmax: the logarithm of the sum in place of the factor
+    Vector top[most_rows];  ///< the largest logits
+    alignas(64) Acc max[most_rows];
+    alignas(64) Acc factor[most_rows];  ///< log_softmax: the logarithm of the sum
   };
 
-  /// Batch after batch. Where outputs go past the caches, those of a batch are written while the next one's
-  /// exponentials are computed, so that neither memory nor arithmetic waits for the other.
-  void alternate(index_type begin, index_type end, int batch_rows, const Memory& memory) const {
-    constexpr bool writes = operation != Operation::logsumexp;
-    // Without staged exponentials the logits of a transform come through the one scratch chunk.
-    const bool overlap = writes && stream_ && (memory.staged ? memory.stage[0] != memory.stage[1] : direct);
-    Batch batches[2];
-    Batch* pending = nullptr;
-    const auto between = [&](index_type vectors) __attribute__((always_inline)) {
-      if constexpr (writes) {
-        if (pending) write_some(*pending, vectors, memory.staged);
-      }
-    };
-    int k = 0;
-    for (index_type first = begin; first < end; first += batch_rows) {
-      Batch& batch = batches[k];
-      batch.rows = static_cast<int>(std::min<index_type>(batch_rows, end - first));
-      batch.row = 0;
-      batch.at = 0;
-      batch.stage = memory.stage[k];
-      batch.states = memory.states[k];
-      if (batch.states) {
-        reduce_long(first, batch, memory.staged, between);
-      } else {
-        reduce_short(first, batch, between);
-      }
-      if constexpr (writes) {
-        if (pending) write_some(*pending, all_vectors, memory.staged);
-        if (overlap) {
-          pending = &batch;
-          k = 1 - k;
-        } else if (direct || memory.staged) {
-          write_some(batch, all_vectors, memory.staged);
-        } else {
-          const Row row(problem_, first);
-          const RowResult<Acc> result = joined(batch.states);
-          for (index_type c = 0; c < Plan::chunks(columns_); ++c)
-            write_chunk(row, c, batch.states[c], result, batch.stage, false, nullptr);
-        }
-      }
-    }
-    if constexpr (writes) {
-      if (pending) write_some(*pending, all_vectors, memory.staged);
-    }
-  }
-  static constexpr index_type all_vectors = std::numeric_limits<index_type>::max() / 64;
+  struct LongRow {
+    const In* x;
+    Out* y;
+    Acc* stage;
+    State* states;
+    bool staged;
+    RowResult<Acc> result;
+  };
 
-  template <class Between>
-  void reduce_short(index_type first, Batch& batch, const Between& between) const {
-    const index_type padded = ceil_div(columns_, w) * w;
-    State state[most_rows];
+  /// What a piece of outputs is made of: exponentials or logits, and the formula's numbers.
+  struct Outputs {
+    const In* x;
+    Acc* stage;
+    Out* y;
+    index_type count;
+    Acc max, factor;
+  };
+
+  index_type padded() const { return ceil_div(columns_, w) * w; }
+  index_type y_stride() const { return direct ? 1 : problem_.geometry.y_column_stride; }
+
+  void begin_batch(index_type first, index_type rows, Acc* stage, Batch& batch) const {
+    batch.rows = static_cast<int>(std::max<index_type>(rows, 0));
+    batch.stage = stage;
     for (int k = 0; k < batch.rows; ++k) {
-      const Row row(problem_, first + k);
-      batch.x[k] = row.x;
-      batch.y[k] = row.y;
-      if constexpr (!direct) load_logits(row, 0, columns_, batch.stage + k * padded);
-      batch.max[k] = raw_max(row.x, 0, columns_, batch.stage + k * padded);
+      const RowGeometry::Row row = problem_.geometry.row(first + k);
+      batch.x[k] = problem_.x + row.x_offset;
+      batch.y[k] = problem_.y + row.y_offset;
     }
+  }
+
+  void load_batch(index_type first, Batch& batch) const {
     for (int k = 0; k < batch.rows; ++k) {
-      const index_type next_row = std::min(first + batch.rows + k, problem_.geometry.rows - 1);
-      const In* next = fetch_ ? problem_.x + x_offset(next_row) : batch.x[k];
-      constexpr Keep keep = operation == Operation::softmax ? Keep::staged : Keep::none;
-      Acc* stage = batch.stage + k * padded;
-      state[k] = reduce<keep>(batch.x[k], 0, columns_, batch.max[k], stage, stage, next, between);
+      Acc* stage = batch.stage + k * padded();
+      load_logits(Row(problem_, first + k), 0, columns_, stage);
+      batch.max[k] = chunk_max<Acc>(StagedValues<Acc>{stage}, columns_);
     }
-    for (int k = 0; k < batch.rows; ++k) finish_row(batch, k, RowResult<Acc>(operation, state[k].rounded()));
   }
 
-  template <class Between>
-  void reduce_long(index_type position, Batch& batch, bool staged, const Between& between) const {
-    const Row row(problem_, position);
-    const In* next_row = problem_.x + x_offset(std::min(position + 1, problem_.geometry.rows - 1));
-    const index_type chunks = Plan::chunks(columns_);
-    batch.x[0] = row.x;
-    batch.y[0] = row.y;
-    for (index_type c = 0; c < chunks; ++c) {
-      const In* next = c + 1 < chunks ? row.x + (c + 1) * Plan::chunk * row.x_stride : next_row;
-      Acc* stage = batch.stage + (staged ? c * Plan::chunk : 0);
-      batch.states[c] = reduce_chunk(row, c, stage, staged, nullptr, next, between);
-    }
-    finish_row(batch, 0, joined(batch.states));
-  }
+  void keep_maxima(Batch& batch) const { Ops::store(batch.max, Ops::max_each(batch.top, batch.rows)); }
 
-  void finish_row(Batch& batch, int k, const RowResult<Acc>& result) const {
-    if constexpr (operation == Operation::logsumexp) {
-      *batch.y[k] = store_as<Out>(result.logsumexp());
+  /// Whether rows are one or two whole steps that begin where cache lines of y do.
+  bool is_even() const {
+    if constexpr (direct && writes) {
+      const RowGeometry& g = problem_.geometry;
+      constexpr auto line = static_cast<index_type>(64 / sizeof(Out));
+      bool aligned = reinterpret_cast<std::uintptr_t>(problem_.y) % 64 == 0;
+      for (int d = 0; d < g.rank; ++d) aligned = aligned && g.y_stride[d] % line == 0;
+      return columns_ > 0 && columns_ <= 2 * vectors_of_step * w && columns_ % (vectors_of_step * w) == 0 &&
+             (aligned || !stream_);
     } else {
-      batch.max[k] = result.max;
-      batch.factor[k] = operation == Operation::softmax ? result.factor : result.log_sum;
+      return false;
     }
   }
 
-  /// The next `vectors` of a batch's outputs, in pieces of a row that end where a cache line does.
-  void write_some(Batch& batch, index_type vectors, bool staged) const {
-    const index_type padded = ceil_div(columns_, w) * w;
-    while (vectors > 0 && batch.row < batch.rows) {
-      const int k = batch.row;
-      index_type end = columns_;
-      Acc max = batch.max[k], factor = batch.factor[k];
-      if (batch.states) {
-        const index_type c = batch.at / Plan::chunk;
-        end = std::min(end, (c + 1) * Plan::chunk);
-        if constexpr (operation == Operation::softmax) {
-          factor *= exp_of_difference(batch.states[c].max - max);
-          max = batch.states[c].max;
+  /// reduce_batch for three batches of as many rows that are even.
+  [[gnu::noinline]] void reduce_even_batch(Batch& batch, Batch& next, const Batch& before) const {
+    if constexpr (direct && writes) {
+      Vector sum[most_rows];
+      const index_type columns = columns_;
+      for (int k = 0; k < most_rows; ++k) {
+        const Outputs outputs = outputs_of_row(before, k);
+        const auto source = output_source(outputs);
+        const auto formula = output_formula(outputs);
+        using Write = WriteWork<Acc, std::remove_const_t<decltype(source)>, Out,
+                                std::remove_const_t<decltype(formula)>>;
+        sum[k] = row_exponentials<kept_while_staged>(
+            LogitsInMemory<Acc, In>{batch.x[k]}, columns, Vector(finite_max(batch.max[k])),
+            batch.stage + k * columns, LogitsInMemory<Acc, In>{next.x[k]}, from_memory_,
+            Write(source, columns, outputs.y, stream_, formula, true), next.top[k]);
+      }
+      finish_sums(sum, sum, batch);
+    }
+  }
+
+  void reduce_batch(Batch& batch, Batch& next, const Batch& before) const {
+    Vector sum[most_rows], low[most_rows];
+    for (int k = 0; k < batch.rows; ++k) {
+      auto reads = reading(next.x[k], k < next.rows ? columns_ : 0);
+      if constexpr (operation == Operation::logsumexp) {
+        NoWork nothing;
+        const State state = reduce<Keep::none>(logits(batch.x[k], 0, batch.stage + k * padded()), columns_,
+                                               batch.max[k], nullptr, reads, nothing);
+        *batch.y[k] = store_as<Out>(RowResult<Acc>(operation, state.rounded()).logsumexp());
+      } else {
+        const auto beside = [&](auto written) {
+          Acc* stage = batch.stage + k * padded();
+          const auto sums = chunk_exponentials<kept_while_staged>(
+              logits(batch.x[k], 0, stage), columns_, finite_max(batch.max[k]), stage, reads, written);
+          sum[k] = sums.sum;
+          low[k] = sums.low;
+        };
+        if (k < before.rows) {
+          beside(writing(outputs_of_row(before, k)));
+        } else {
+          beside(NoWork{});
         }
       }
-      index_type count = end - batch.at;
-      if (count > vectors * w) {
-        count = vectors * w;
-        if (problem_.geometry.y_column_stride == 1) {
-          const auto stop = reinterpret_cast<std::uintptr_t>(batch.y[k] + batch.at + count);
-          count -= static_cast<index_type>(stop % 64 / sizeof(Out));
-        }
+      next.top[k] = lanes_of(reads);
+    }
+    if constexpr (writes) finish_sums(sum, low, batch);
+  }
+
+  /// From sums to what the last formula takes: RowResult for several rows.
+  void finish_sums(const Vector* sums, const Vector* lows, Batch& batch) const {
+    Vector sum = Ops::sum_each(sums, batch.rows);
+    if (columns_ > Plan::block) {
+      const Vector rounded = sum + Ops::sum_each(lows, batch.rows);
+      sum = Ops::select(rounded == rounded, rounded, sum);
+    }
+    if constexpr (operation == Operation::softmax) {
+      const Vector factor =
+          Ops::select(sum == Vector(Acc(0)), Vector(Acc(0)),
+                      Ops::select(sum == Vector(infinity_v<Acc>), Vector(nan_v<Acc>), Vector(Acc(1)) / sum));
+      Ops::store(batch.factor, factor);
+    } else {
+      alignas(64) Acc sum_of[most_rows];
+      Ops::store(sum_of, sum);
+      for (int k = 0; k < batch.rows; ++k)
+        batch.factor[k] = RowResult<Acc>(operation, MaxSum<Acc>{Acc(0), sum_of[k]}).log_sum;
+    }
+    for (int k = 0; k < batch.rows; ++k) batch.max[k] = finite_max(batch.max[k]);
+  }
+
+  Outputs outputs_of_row(const Batch& batch, int k) const {
+    return {batch.x[k], batch.stage + k * padded(), batch.y[k], columns_, batch.max[k], batch.factor[k]};
+  }
+
+  Outputs outputs_of_chunk(const LongRow& row, index_type c) const {
+    return outputs_of_chunk(row.x, row.y, c, row.states[c], row.result,
+                            row.stage + (row.staged ? c * Plan::chunk : 0));
+  }
+  Outputs outputs_of_chunk(const In* x, Out* y, index_type c, const State& state,
+                           const RowResult<Acc>& result, Acc* stage) const {
+    const index_type begin = c * Plan::chunk, count = std::min(Plan::chunk, columns_ - begin);
+    return {x + begin,
+            stage,
+            y + begin * y_stride(),
+            count,
+            result.max,
+            operation == Operation::softmax ? factor_of_chunk(state, result) : result.log_sum};
+  }
+
+  static Acc factor_of_chunk(const State& state, const RowResult<Acc>& result) {
+    return exp_of_difference(state.max - result.max) * result.factor;
+  }
+
+  void write_row(const Batch& batch, int k) const { write(outputs_of_row(batch, k)); }
+
+  /// The maximum of a chunk of which nothing was read before; brings its logits into scratch where they do
+  /// not come from x directly.
+  Acc first_max(const Row& row, index_type c, Acc* stage) const {
+    const index_type begin = c * Plan::chunk, count = std::min(Plan::chunk, columns_ - begin);
+    if constexpr (!direct) load_logits(row, begin, count, stage);
+    return chunk_max<Acc>(logits(row.x, begin, stage), count);
+  }
+
+  /// Beside exponentials: the maximum of logits as they lie in x.
+  auto reading([[maybe_unused]] const In* x, [[maybe_unused]] index_type count) const {
+    if constexpr (direct) {
+      return MaxWork<Acc, LogitsInMemory<Acc, In>>(LogitsInMemory<Acc, In>{x}, count, from_memory_);
+    } else {
+      return NoWork{};
+    }
+  }
+  template <class Work>
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector lanes_of(const Work& work) {
+    if constexpr (direct) {
+      return work.lanes();
+    } else {
+      return Vector(Acc(0));
+    }
+  }
+
+  /// Where outputs of `outputs` come from, and by which formula.
+  auto output_source(const Outputs& outputs) const {
+    if constexpr (operation == Operation::softmax) {
+      return StagedValues<Acc>{outputs.stage};
+    } else {
+      return logits(outputs.x, 0, outputs.stage);
+    }
+  }
+  static auto output_formula(const Outputs& outputs) {
+    if constexpr (operation == Operation::softmax) {
+      return ScaledExponential<Acc>{Vector(outputs.factor)};
+    } else {
+      return LogitMinusLogSum<Acc>{Vector(outputs.max), Vector(outputs.factor)};
+    }
+  }
+  auto writing([[maybe_unused]] const Outputs& outputs) const {
+    if constexpr (writes) {
+      const auto source = output_source(outputs);
+      const auto formula = output_formula(outputs);
+      return WriteWork<Acc, std::remove_const_t<decltype(source)>, Out,
+                       std::remove_const_t<decltype(formula)>>(source, outputs.count, outputs.y, stream_,
+                                                               formula);
+    } else {
+      return NoWork{};
+    }
+  }
+  void write(const Outputs& outputs) const {
+    store_values(output_source(outputs), outputs.y, outputs.count, outputs.stage, output_formula(outputs));
+  }
+
+  static constexpr Keep kept_while_staged = operation == Operation::softmax ? Keep::staged : Keep::none;
+
+  /// The state of chunk c. `max`: its maximum; then that of what comes next, which is read meanwhile: the
+  /// next one of `chunks`, or the beginning of `next_row`.
+  template <class Written>
+  State reduce_chunk(const In* x, index_type c, index_type chunks, const In* next_row, Acc* stage,
+                     bool staged, [[maybe_unused]] Acc* kept_in_y, Acc& max, Written& written) const {
+    const index_type begin = c * Plan::chunk, count = std::min(Plan::chunk, columns_ - begin);
+    const In* next = c + 1 < chunks ? x + begin + Plan::chunk : next_row;
+    const index_type next_begin = c + 1 < chunks ? begin + Plan::chunk : 0;
+    auto reads = reading(next, next ? std::min(Plan::chunk, columns_ - next_begin) : 0);
+    const auto source = logits(x, begin, stage);
+    State state;
+    if (y_can_keep_exponentials && kept_in_y) {
+      if constexpr (y_can_keep_exponentials && operation == Operation::softmax)
+        state = reduce<Keep::exactly>(source, count, max, kept_in_y + begin, reads, written);
+    } else if (staged) {
+      state = reduce<kept_while_staged>(source, count, max, stage, reads, written);
+    } else {
+      state = reduce<Keep::none>(source, count, max, stage, reads, written);
+    }
+    if constexpr (direct) max = Ops::max(reads.lanes());
+    return state;
+  }
+
+  template <Keep keep, class Source, class Next, class Written>
+  static State reduce(const Source& source, index_type count, Acc max, Acc* kept, Next& next,
+                      Written& written) {
+    if constexpr (operation == Operation::logsumexp) {
+      if (max == infinity_v<Acc>) {
+        next.finish();
+        return of_infinite(source, count);
       }
-      Acc* stage = batch.stage + (staged ? k * padded + batch.at : 0);
-      write(batch.x[k], batch.y[k], batch.at, count, max, factor, stage, staged);
-      vectors -= (count + w - 1) / w;
-      batch.at += count;
-      if (batch.at == columns_) {
-        ++batch.row;
-        batch.at = 0;
-      }
+      return chunk_accurate_sum<Acc>(source, count, finite_max(max), next);
+    } else {
+      const Acc finite = finite_max(max);
+      const auto sums = chunk_exponentials<keep>(source, count, finite, kept, next, written);
+      return {finite, Ops::sum(sums.sum), Ops::sum(sums.low)};
     }
   }
 
@@ -284,25 +473,6 @@ class SimdRowWork {
     for (index_type i = count; i % w != 0; ++i) stage[i] = -infinity_v<Acc>;
   }
 
-  Acc raw_max(const In* x, index_type begin, index_type count, const Acc* stage) const {
-    return chunk_max<Acc>(logits(x, begin, stage), count);
-  }
-
-  template <Keep keep, class Between>
-  State reduce(const In* x, index_type begin, index_type count, Acc max, const Acc* stage, Acc* kept,
-               const In* next, const Between& between) const {
-    const auto source = logits(x, begin, stage);
-    if (max == infinity_v<Acc>) return of_infinite(source, count);
-    const char* fetched = reinterpret_cast<const char*>(next);
-    const int fetched_of_vector = fetch_ ? w * static_cast<int>(sizeof(In)) : 0;
-    if constexpr (operation == Operation::logsumexp) {
-      return chunk_accurate_sum<Acc>(source, count, finite_max(max), fetched, fetched_of_vector);
-    } else {
-      return chunk_exponentials<keep>(source, count, finite_max(max), kept, fetched, fetched_of_vector,
-                                      between);
-    }
-  }
-
   /// With +inf among the logits the sum says whether there is NaN too; what the exponentials are is of no
   /// matter.
   template <class Source>
@@ -315,46 +485,22 @@ class SimdRowWork {
     return {largest_v<Acc>, nan ? std::numeric_limits<Acc>::quiet_NaN() : infinity_v<Acc>, Acc(0)};
   }
 
-  /// softmax: exponential * b, from `stage` or computed again as exp(logit - a); log_softmax: (logit - a) -
-  /// b.
-  void write(const In* x, Out* y, index_type begin, index_type count, Acc a, Acc b, Acc* stage,
-             bool staged) const {
-    const Vector va(a), vb(b);
-    if constexpr (operation == Operation::softmax) {
-      if (staged) {
-        store_values(
-            StagedValues<Acc>{stage}, y, begin, count,
-            stage, [&](const Vector& v, index_type) __attribute__((always_inline)) { return v * vb; });
-      } else {
-        store_values(
-            logits(x, begin, stage), y, begin, count,
-            stage, [&](const Vector& v, index_type) __attribute__((always_inline)) {
-              return exp_of_vector_difference<Ops>(v - va) * vb;
-            });
-      }
-    } else {
-      store_values(
-          logits(x, begin, stage), y, begin, count,
-          stage, [&](const Vector& v, index_type) __attribute__((always_inline)) { return (v - va) - vb; });
-    }
-  }
-
+  /// Through scratch where y is not contiguous.
   template <class Source, class Formula>
-  void store_values(const Source& source, Out* y, index_type begin, index_type count, Acc* stage,
+  void store_values(const Source& source, Out* y, index_type count, Acc* stage,
                     const Formula& formula) const {
-    const index_type stride = direct ? 1 : problem_.geometry.y_column_stride;
-    Out* to = y + begin * stride;
+    const index_type stride = y_stride();
     if (direct || stride == 1) {
-      chunk_write<Acc>(source, count, to, stream_, formula);
+      chunk_write<Acc>(source, count, y, stream_, formula);
     } else {
       for (index_type i = 0; i < count; i += w) Ops::store(stage + i, formula(source(i), i));
-      for (index_type i = 0; i < count; ++i) to[i * stride] = store_as<Out>(stage[i]);
+      for (index_type i = 0; i < count; ++i) y[i * stride] = store_as<Out>(stage[i]);
     }
   }
 
   const Problem& problem_;
   index_type columns_;
-  bool stream_, fetch_;
+  bool stream_, from_memory_;
 };
 
 }  // namespace KokkosSoftmax::impl

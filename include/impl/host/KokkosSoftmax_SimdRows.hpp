@@ -174,7 +174,7 @@ struct SimdRows {
     Problem problem;
     std::string label;
     int threads;
-    bool stream, fetch;
+    bool stream, from_memory;
     Scratch<Problem> scratch;
     char* stages;
     State<Problem>* states;
@@ -191,7 +191,7 @@ struct SimdRows {
       const std::size_t written =
           p.operation == Operation::logsumexp ? 0 : elements * sizeof(typename Problem::Out);
       stream = written > 0 && read + written > HostCaches::shared();
-      fetch = read > HostCaches::stage;
+      from_memory = read + written > HostCaches::shared();
       stages = static_cast<char*>(
           scratch.bytes > 0 ? ScratchPool<typename Exec::memory_space>::get(exec, scratch.bytes) : nullptr);
       states = reinterpret_cast<State<Problem>*>(stages + static_cast<std::size_t>(threads) * scratch.stage);
@@ -223,7 +223,7 @@ struct SimdRows {
     int tasks;
     void operator()(int task) const {
       using A = Acc<Problem>;
-      const SimdRowWork<Problem, operation, direct> work(call.problem, call.stream, call.fetch);
+      const SimdRowWork<Problem, operation, direct> work(call.problem, call.stream, call.from_memory);
       const RowGeometry& g = call.problem.geometry;
       const index_type begin = share(g.rows, task, tasks), end = share(g.rows, task + 1, tasks);
       const index_type chunks = SimdRowsPlan<A>::chunks(g.columns);
@@ -232,7 +232,7 @@ struct SimdRows {
       } else {
         constexpr auto half = static_cast<index_type>(HostCaches::stage / sizeof(A));
         A* stage = call.stage(task);
-        A* other = g.columns <= half ? stage + half : stage;
+        A* other = !direct && g.columns <= half ? stage + half : stage;
         State<Problem>* states = call.states + 2 * task * chunks;
         work.long_rows(begin, end, {{stage, other}, {states, states + chunks}, call.can_stage(g.columns)});
       }
@@ -252,7 +252,7 @@ struct SimdRows {
 
     void operator()(int task) const {
       const RowGeometry& g = call.problem.geometry;
-      const Work work(call.problem, call.stream && !keep_in_y, call.fetch);
+      const Work work(call.problem, call.stream && !keep_in_y, call.from_memory);
       const index_type chunks = SimdRowsPlan<A>::chunks(g.columns);
       const index_type begin = share(rows * chunks, task, tasks), end = share(rows * chunks, task + 1, tasks);
       constexpr index_type chunk = SimdRowsPlan<A>::chunk;
@@ -273,11 +273,10 @@ struct SimdRows {
             work.write_chunk(row, c, states[c], result, stage_of(unit), staged, kept);
           }
         } else {
-          for (; unit < end && unit < (r + 1) * chunks; ++unit) {
-            const index_type c = unit - r * chunks;
-            const auto* next = row.x + std::min(c + 1, chunks - 1) * chunk * row.x_stride;
-            states[c] = work.reduce_chunk(row, c, stage_of(unit), staged, kept, next, [](index_type) {});
-          }
+          const index_type last = std::min(end, (r + 1) * chunks);
+          const auto stage_of_chunk = [&](index_type c) { return stage_of(r * chunks + c); };
+          work.reduce_chunks(row, unit - r * chunks, last - r * chunks, stage_of_chunk, staged, kept, states);
+          unit = last;
         }
       }
       finish_streaming(call.stream);

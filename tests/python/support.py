@@ -1,0 +1,65 @@
+# SPDX-FileCopyrightText: The KokkosSoftmax authors
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the tests of the Python package share: skipping, the C++ results, memory in use, a plain float64 reference."""
+
+import importlib
+import os
+import subprocess
+import sys
+import unittest
+
+SKIPPED = 77
+
+
+def need(*modules):
+    """The modules, or the end of the program with the status that ctest takes for skipped."""
+    found = []
+    for module in modules:
+        try:
+            found.append(importlib.import_module(module))
+        except ImportError as error:
+            print(f"skipped: {module} is not here ({error})")
+            sys.exit(SKIPPED)
+    return found
+
+
+def main():
+    program = unittest.main(exit=False, verbosity=2 if "-v" in sys.argv else 1)
+    result = program.result
+    if result.testsRun and len(result.skipped) == result.testsRun and result.wasSuccessful():
+        print(f"skipped: {result.skipped[0][1]}")
+        sys.exit(SKIPPED)
+    sys.exit(0 if result.wasSuccessful() else 1)
+
+
+def cpp_results(arguments, *inputs):
+    """What the C++ interface makes of the inputs' bytes; skips where the program was not built."""
+    program = os.environ.get("KOKKOSSOFTMAX_CPP_RESULTS")
+    if not program:
+        raise unittest.SkipTest("KOKKOSSOFTMAX_CPP_RESULTS names no program")
+    # Kokkos of another process: as many threads as here, since a BLAS gives other bits with others.
+    ran = subprocess.run(
+        [program, *(str(a) for a in arguments)], input=b"".join(inputs), capture_output=True, check=False
+    )
+    if ran.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, arguments))}: {ran.stderr.decode()}")
+    return ran.stdout
+
+
+def resident_bytes():
+    with open("/proc/self/statm", encoding="ascii") as numbers:
+        return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def reference(np, operation, x, axis):
+    """In float64, of logits that are float64 already."""
+    top = x.max(axis, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0)
+    with np.errstate(divide="ignore"):
+        exps = np.exp(x - top)
+        total = exps.sum(axis, keepdims=True)
+        if operation == "logsumexp":
+            return np.squeeze(top + np.log(total), axis)
+        if operation == "log_softmax":
+            return np.where(total > 0, x - top - np.log(total), -np.inf)
+    return np.where(total > 0, exps / np.where(total > 0, total, 1), 0)
