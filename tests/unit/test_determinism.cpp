@@ -54,11 +54,26 @@ struct Copy {
   KOKKOS_FUNCTION void operator()(std::int64_t i) const { to[i] = from[i * stride]; }
 };
 
+// Elements outside of the rows that do not hold what was there.
+template <class T>
+struct CountWrittenPadding {
+  const T* data;
+  T there;
+  std::int64_t offset, rows, columns, row_stride;
+  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& written) const {
+    const std::int64_t row = (i - offset) / row_stride, column = (i - offset) % row_stride;
+    const bool in_row = i >= offset && row < rows && column < columns;
+    written += !in_row && static_cast<float>(data[i]) != static_cast<float>(there);
+  }
+};
+
 struct Arrangement {
   std::int64_t rows;
   bool columns_first = false;  // the axis is the slow dimension
   std::int64_t offset = 0;     // elements: what the alignment of the first row depends on
   std::int64_t padding = 0;
+  std::int64_t offset_of_output = -1;  // of y, that of x when negative
+  bool in_place = false;
 };
 
 template <class T, class Exec>
@@ -71,18 +86,26 @@ class SameBits {
 
   // Runs the operation on so many rows; the first arrangement of each order in memory sets what the others
   // must give.
-  void check(const Exec& exec, const Arrangement& a, const std::string& implementation = "") {
+  template <class... Transform>
+  void check(const Exec& exec, const Arrangement& a, const std::string& implementation = "",
+             const Transform&... transform) {
     const std::int64_t row_stride = a.columns_first ? 1 : columns_ + a.padding;
     const std::int64_t column_stride = a.columns_first ? a.rows + a.padding : 1;
-    const std::int64_t span = a.offset + (a.rows - 1) * row_stride + (columns_ - 1) * column_stride + 1;
+    const std::int64_t span = (a.rows - 1) * row_stride + (columns_ - 1) * column_stride + 1;
     const bool reduces = operation_ == Operation::logsumexp;
-    const Memory x(Kokkos::view_alloc(Kokkos::WithoutInitializing, "x"), span);
-    const Memory y(Kokkos::view_alloc(Kokkos::WithoutInitializing, "y"), reduces ? a.rows + a.offset : span);
-    const auto strided = [&](const Memory& memory) {
-      return StridedView<T, 2, Exec>(memory.data() + a.offset,
+    const std::int64_t y_offset = a.in_place || a.offset_of_output < 0 ? a.offset : a.offset_of_output;
+    const std::int64_t y_size = (reduces ? a.rows : span) + y_offset + 16;
+    const Memory x(Kokkos::view_alloc(Kokkos::WithoutInitializing, "x"), a.offset + span + 16);
+    const Memory y =
+        a.in_place && !reduces ? x : Memory(Kokkos::view_alloc(Kokkos::WithoutInitializing, "y"), y_size);
+    const T there = T(-7.0f);
+    Kokkos::deep_copy(x, there);
+    Kokkos::deep_copy(y, there);
+    const auto strided = [&](const Memory& memory, std::int64_t offset) {
+      return StridedView<T, 2, Exec>(memory.data() + offset,
                                      kokkos_layout(Layout{{a.rows, columns_}, {row_stride, column_stride}}));
     };
-    const StridedView<T, 1, Exec> lse(y.data() + a.offset, kokkos_layout(Layout{{a.rows}, {1}}));
+    const StridedView<T, 1, Exec> lse(y.data() + y_offset, kokkos_layout(Layout{{a.rows}, {1}}));
     const Exec fill_exec;
     Kokkos::parallel_for("fill", Range(fill_exec, 0, a.rows * columns_),
                          Fill<T>{x.data() + a.offset, columns_, row_stride, column_stride});
@@ -91,7 +114,7 @@ class SameBits {
       std::optional<ks::ScopedImplementation> forced;
       if (!implementation.empty()) forced.emplace(implementation);
       try {
-        call(operation_, exec, strided(x), strided(y), lse, -1);
+        call(operation_, exec, strided(x, a.offset), strided(y, y_offset), lse, -1, transform...);
       } catch (const std::invalid_argument&) {
         ASSERT_FALSE(implementation.empty());
         return;  // refuses this arrangement
@@ -103,18 +126,27 @@ class SameBits {
     if (expected.extent(0) == 0) {
       expected = Memory("expected", count);
       Kokkos::parallel_for("keep", Range(fill_exec, 0, count),
-                           Copy<T>{y.data() + a.offset, expected.data(), reduces ? 1 : column_stride});
+                           Copy<T>{y.data() + y_offset, expected.data(), reduces ? 1 : column_stride});
       fill_exec.fence();
     }
     std::int64_t differences = 0;
     Kokkos::parallel_reduce("compare", Range(fill_exec, 0, a.rows * count),
-                            CountDifferences<T>{y.data() + a.offset, expected.data(), count,
+                            CountDifferences<T>{y.data() + y_offset, expected.data(), count,
                                                 reduces ? 1 : row_stride, reduces ? 1 : column_stride},
                             differences);
     EXPECT_EQ(differences, 0) << reference::name(operation_) << ' ' << ks::scalar_name<T>() << ", rows of "
                               << columns_ << ", " << a.rows << " of them"
                               << (a.columns_first ? ", axis slow" : "") << ", offset " << a.offset
+                              << ", of the output " << y_offset << (a.in_place ? ", in place" : "")
                               << ", padding " << a.padding << ", ran " << ks::last_implementation();
+    if (a.columns_first) return;
+    std::int64_t written = 0;
+    Kokkos::parallel_reduce(
+        "look at the padding", Range(fill_exec, 0, static_cast<std::int64_t>(y.extent(0))),
+        CountWrittenPadding<T>{y.data(), there, y_offset, a.rows, count, reduces ? 1 : row_stride}, written);
+    EXPECT_EQ(written, 0) << "padding was written: " << reference::name(operation_) << ' '
+                          << ks::scalar_name<T>() << ", rows of " << columns_ << ", offset " << y_offset
+                          << ", ran " << ks::last_implementation();
   }
 
  private:
@@ -152,6 +184,34 @@ void check_batches(std::initializer_list<std::int64_t> lengths) {
   }
 }
 
+// Rows that begin at every place between two boundaries of 16 bytes, of x and of y, dense and padded, in
+// place, through every implementation: to the bits of aligned rows. `transform` has operands of `columns`
+// values.
+template <class T, class Exec, class MakeTransform>
+void check_misalignments(std::initializer_list<std::int64_t> lengths, const MakeTransform& make_transform) {
+  const Exec exec;
+  constexpr int places = 16 / sizeof(T);
+  for (auto operation : operations) {
+    for (auto columns : lengths) {
+      make_transform(columns, [&](const auto&... transform) {
+        for (const auto& name : ks::implementations<Exec>(reference::name(operation))) {
+          SameBits<T, Exec> same(operation, columns);
+          const std::int64_t to_boundary = (places - columns % places) % places;
+          same.check(exec, {3, false, 0, to_boundary}, name, transform...);
+          for (std::int64_t offset = 0; offset < places; ++offset) {
+            for (std::int64_t output : {offset, std::int64_t(0), (offset + 3) % places}) {
+              same.check(exec, {3, false, offset, 0, output}, name, transform...);
+              same.check(exec, {5, false, offset, 1 + offset % 3, output}, name, transform...);
+            }
+            same.check(exec, {3, false, offset, 0, -1, true}, name, transform...);
+          }
+        }
+      });
+    }
+  }
+}
+const auto no_transform = [](std::int64_t, const auto& use) { use(); };
+
 template <class Space>
 class Determinism : public OnEveryBackend<Space> {};
 TYPED_TEST_SUITE(Determinism, Backends, BackendName);
@@ -172,6 +232,27 @@ TYPED_TEST(Determinism, Bfloat16) {
   check_batches<bhalf_t, TypeParam>({33, 4097});
 }
 
+TYPED_TEST(Determinism, EveryMisalignmentFloat) {
+  check_misalignments<float, TypeParam>({2, 33, 65, 259, 515, 1001, 1025, 4097, 12291, 20003}, no_transform);
+}
+TYPED_TEST(Determinism, EveryMisalignmentDouble) {
+  check_misalignments<double, TypeParam>({3, 65, 389, 1025, 4097, 9001}, no_transform);
+}
+TYPED_TEST(Determinism, EveryMisalignmentHalf) {
+  check_misalignments<half_t, TypeParam>({3, 65, 259, 1029, 2051, 4099, 8197, 20003}, no_transform);
+}
+TYPED_TEST(Determinism, EveryMisalignmentBfloat16) {
+  check_misalignments<bhalf_t, TypeParam>({5, 67, 257, 1001, 2049, 9001, 17003}, no_transform);
+}
+TYPED_TEST(Determinism, EveryMisalignmentWithABias) {
+  const auto with_bias = [](std::int64_t columns, const auto& use) {
+    Kokkos::View<float*, typename TypeParam::memory_space> bias("bias", columns);
+    Kokkos::deep_copy(bias, 0.25f);
+    use(ks::bias(bias));
+  };
+  check_misalignments<float, TypeParam>({259, 4097, 20003}, with_bias);
+}
+
 // The implementations between which the number of rows decides agree to the bit, wherever both take a call:
 // each that is ever chosen by itself for these shapes, and those of the same arrangement that differ by the
 // number of rows alone.
@@ -181,8 +262,8 @@ TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgrees) {
     for (std::int64_t columns : {1000, 50257, 128255}) {
       std::vector<std::string> chosen;
       SameBits<float, TypeParam> same(operation, columns);
-      for (std::int64_t rows :
-           {std::int64_t(1), std::int64_t(2), std::int64_t(16), large_batch<TypeParam>(columns)}) {
+      for (std::int64_t rows : {std::int64_t(1), std::int64_t(2), std::int64_t(16), std::int64_t(600),
+                                large_batch<TypeParam>(columns)}) {
         same.check(exec, {rows});
         const std::string name = ks::last_implementation();
         if (std::find(chosen.begin(), chosen.end(), name) == chosen.end()) chosen.push_back(name);

@@ -108,17 +108,31 @@ struct RowRegisters {
     if (aligned && is_full(columns, threads)) {
 #pragma unroll
       for (int k = 0; k < vectors; ++k) raw.vector[k] = load_streaming(from + k * step);
-    } else {
-      const In* const end = x + columns;
+    } else if (aligned) {
+      const int vectors_before_end = static_cast<int>(columns) / width;
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
-        const In* const at = from + k * step;
-        if (!aligned || at + width > end) {
-          raw.vector[k] = load_words(at, end, (k + 1) * step <= columns);
-        } else {
-          raw.vector[k] = load_streaming(at);
+        raw.vector[k] = InVector{};
+        if (k * threads.count + threads.index < vectors_before_end)
+          raw.vector[k] = load_streaming(from + k * step);
+      }
+      if (vectors_before_end * width < columns) {
+        const Words words = load_words(x + vectors_before_end * width, x + columns, false);
+        const InVector last = vector_of(words, false);
+#pragma unroll
+        for (int k = 0; k < vectors; ++k) {
+          if (k * threads.count + threads.index == vectors_before_end) raw.vector[k] = last;
         }
       }
+    } else {
+      // All loads before the first use, so that they are under way together.
+      const bool odd = sizeof(In) == 2 && reinterpret_cast<std::uintptr_t>(x) % 4 != 0;
+      Words words[vectors];
+#pragma unroll
+      for (int k = 0; k < vectors; ++k)
+        words[k] = load_words(from + k * step, x + columns, (k + 1) * step <= columns);
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) raw.vector[k] = vector_of(words[k], odd);
     }
     take(raw, columns, threads, transform);
   }
@@ -131,65 +145,41 @@ struct RowRegisters {
     const bool aligned = __all_sync(0xffffffffu, shift == 0);
     const int step = threads.count * width, first = threads.index * width;
     const int columns = exists ? static_cast<int>(row_columns) : 0;
-    if (aligned) {
-      const bool full = is_full(columns, threads);
+    if (aligned && is_full(columns, threads)) {
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
-        if (!full && k * step >= columns) break;
         OutVector out;
         round_outputs(k, output, out);
-        if (full || (k + 1) * step <= columns) {
+#pragma unroll
+        for (int p = 0; p < stores; ++p)
+          store_streaming(reinterpret_cast<OutPart*>(y + first + k * step) + p, out.part[p]);
+      }
+    } else if (aligned) {
+      OutVector last{};
+      int last_column = columns;
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (k * step >= columns) break;
+        OutVector out;
+        round_outputs(k, output, out);
+        const int column = first + k * step;
+        if (column + width <= columns) {
 #pragma unroll
           for (int p = 0; p < stores; ++p)
-            store_streaming(reinterpret_cast<OutPart*>(y + first + k * step) + p, out.part[p]);
-        } else {
-#pragma unroll
-          for (int p = 0; p < stores; ++p)
-            store_clipped(y, first + k * step + p * part_width, columns, bits_as<PartWords>(out.part[p]));
+            store_streaming(reinterpret_cast<OutPart*>(y + column) + p, out.part[p]);
+        } else if (column < columns) {
+          last = out;
+          last_column = column;
         }
       }
-      return;
-    }
+      if (last_column < columns) {
 #pragma unroll
-    for (int k = 0; k < vectors; ++k) {
-      if (k * step >= row_columns) break;
-      OutVector out;
-      round_outputs(k, output, out);
-      auto* to =
-          reinterpret_cast<OutPart*>(threads.image + (first + k * step) * static_cast<int>(sizeof(Out)));
-#pragma unroll
-      for (int p = 0; p < stores; ++p) to[p] = out.part[p];
-    }
-    threads.synchronize();
-    // Parts from the boundary before the row on.
-    const int before = shift / static_cast<int>(sizeof(Out));
-    const int odd_bytes = sizeof(Out) == 2 ? shift % 4 : 0;
-#pragma unroll
-    for (int k = 0; k <= vectors; ++k) {
-      if (k * step - before >= row_columns) break;  // one step more than there are, if the row fills those
-#pragma unroll
-      for (int p = 0; p < stores; ++p) {
-        // Neighbouring threads have neighbouring parts.
-        const int column = k * step - before + (p * threads.count + threads.index) * part_width;
-        if (column >= columns) continue;
-        const auto* at = reinterpret_cast<const unsigned*>(
-            threads.image + column * static_cast<int>(sizeof(Out)) - (odd_bytes ? 2 : 0));
-        PartWords words;
-        unsigned next = column >= 0 ? at[0] : 0;
-#pragma unroll
-        for (int i = 0; i < store_bytes / 4; ++i) {
-          const unsigned word = next;
-          next = 0;
-          if (i + 1 < store_bytes / 4 || odd_bytes)
-            next = column >= 0 || (i + 1) * 4 >= shift ? at[i + 1] : 0;
-          words.word[i] = sizeof(Out) == 2 ? __funnelshift_r(word, next, odd_bytes * 8) : word;
-        }
-        if (column >= 0 && column + part_width <= columns) {
-          store_streaming(reinterpret_cast<OutPart*>(y + column), bits_as<OutPart>(words));
-        } else {
-          store_clipped(y, column, columns, words);
+        for (int i = 0; i < width - 1; ++i) {
+          if (last_column + i < columns) y[last_column + i] = last.part[i / part_width].e[i % part_width];
         }
       }
+    } else {
+      store_by_image(y, shift, static_cast<int>(row_columns), columns, threads, output);
     }
   }
 
@@ -199,63 +189,100 @@ struct RowRegisters {
     unsigned word[store_bytes / 4];
   };
 
-  /// A vector at any address, or what of it lies before `end`.
-  __device__ static InVector load_words(const In* at, const In* end, bool whole) {
-    struct alignas(16) Words {
-      unsigned word[4];
-    } words;
-    if constexpr (sizeof(In) == 8) {
-      In e[2] = {};
+  /// The words of 4 bytes that a vector at any address lies in. The fifth is needed for 16 bits off a
+  /// boundary.
+  struct Words {
+    unsigned word[5];
+  };
+
+  /// What of them lies before `end`.
+  __device__ static Words load_words(const In* at, const In* end, bool whole) {
+    Words words{};
+    const auto address = reinterpret_cast<std::uintptr_t>(at);
+    const bool odd = sizeof(In) == 2 && address % 4 != 0;
+    const auto* from = reinterpret_cast<const unsigned*>(address - (odd ? 2 : 0));
+    if (whole) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (at + i < end) e[i] = at[i];
-      }
-      memcpy(&words, e, sizeof(words));
+      for (int i = 0; i < 4; ++i) words.word[i] = from[i];
+      if (odd) words.word[4] = *reinterpret_cast<const unsigned short*>(from + 4);
     } else {
-      const auto address = reinterpret_cast<std::uintptr_t>(at);
-      const bool odd = sizeof(In) == 2 && address % 4 != 0;
-      const auto* from = reinterpret_cast<const unsigned*>(address - (odd ? 2 : 0));
-      unsigned all[5];
+      const auto left =
+          static_cast<int>(reinterpret_cast<const char*>(end) - reinterpret_cast<const char*>(from));
 #pragma unroll
-      for (int i = 0; i < 5; ++i) {
-        all[i] = 0;
-        if (i == 4 && !odd) continue;
-        if (whole || reinterpret_cast<const In*>(from + i + 1) <= end) {
-          all[i] = from[i];
-        } else if (sizeof(In) == 2 && reinterpret_cast<const In*>(from + i) < end) {
-          all[i] = *reinterpret_cast<const unsigned short*>(from + i);
+      for (int i = 0; i < (sizeof(In) == 2 ? 5 : 4); ++i) {
+        if (i * 4 + 4 <= left && (i < 4 || odd)) {
+          words.word[i] = from[i];
+        } else if (sizeof(In) == 2 && i * 4 + 2 <= left) {
+          words.word[i] = *reinterpret_cast<const unsigned short*>(from + i);
         }
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        words.word[i] = sizeof(In) == 2 ? __funnelshift_r(all[i], all[i + 1], odd ? 16 : 0) : all[i];
     }
-    return bits_as<InVector>(words);
+    return words;
+  }
+  __device__ static InVector vector_of(const Words& words, bool odd) {
+    uint4 bits{words.word[0], words.word[1], words.word[2], words.word[3]};
+    if constexpr (sizeof(In) == 2) {
+      const unsigned shift = odd ? 16 : 0;
+      bits.x = __funnelshift_r(words.word[0], words.word[1], shift);
+      bits.y = __funnelshift_r(words.word[1], words.word[2], shift);
+      bits.z = __funnelshift_r(words.word[2], words.word[3], shift);
+      bits.w = __funnelshift_r(words.word[3], words.word[4], shift);
+    }
+    return bits_as<InVector>(bits);
   }
 
-  /// Writes what of a part lies in the row; its first element has column `first`.
-  __device__ static void store_clipped(Out* y, int first, int columns, const PartWords& part) {
-    constexpr int of_word = sizeof(Out) < 4 ? 4 / sizeof(Out) : 1;  // elements
-    constexpr int words_of_element = sizeof(Out) / 4;
-    if constexpr (sizeof(Out) < 4) {
+  /// Of a row `shift` bytes behind a boundary. `columns` of it are written: all, or none.
+  template <class Threads, class Output>
+  __device__ void store_by_image(Out* y, int shift, int row_columns, int columns, const Threads& threads,
+                                 const Output& output) const {
+    const int step = threads.count * width;
+    char* const image = threads.image;
 #pragma unroll
-      for (int i = 0; i < store_bytes / 4; ++i) {
-        const int column = first + i * of_word;
-        auto* to = reinterpret_cast<unsigned short*>(y + column);
-        const unsigned word = part.word[i];
-        if (column >= 0 && column + 1 < columns) {
-          *reinterpret_cast<unsigned*>(to) = word;
-        } else if (column >= 0 && column < columns) {
-          to[0] = static_cast<unsigned short>(word);
-        } else if (column + 1 >= 0 && column + 1 < columns) {
-          to[1] = static_cast<unsigned short>(word >> 16);
-        }
+    for (int k = 0; k < vectors; ++k) {
+      if (k * step >= row_columns) break;
+      OutVector out;
+      round_outputs(k, output, out);
+      auto* to = reinterpret_cast<OutPart*>(image) + (threads.index + k * threads.count) * stores;
+#pragma unroll
+      for (int p = 0; p < stores; ++p) to[p] = out.part[p];
+    }
+    threads.synchronize();
+    // The ends, fewer elements than a part each.
+    constexpr int bytes = sizeof(Out);
+    const int head = shift == 0 ? 0 : min((store_bytes - shift) / bytes, columns);
+    const int parts = (columns - head) / part_width;
+    const Out* const elements = reinterpret_cast<const Out*>(image);
+    for (int c = threads.index; c < head; c += threads.count) y[c] = elements[c];
+    for (int c = head + parts * part_width + threads.index; c < columns; c += threads.count)
+      y[c] = elements[c];
+    // The parts between the boundaries, a few at once, so that their loads are under way together.
+    const bool odd = bytes == 2 && head % 2 != 0;
+    const auto* from = reinterpret_cast<const unsigned*>(image + head * bytes - (odd ? 2 : 0));
+    OutPart* const to = reinterpret_cast<OutPart*>(y + head);
+    constexpr int words = store_bytes / 4, steps = vectors * stores, at_once = steps < 4 ? steps : 4;
+#pragma unroll
+    for (int first = 0; first < steps; first += at_once) {
+      if (first * threads.count >= parts) break;
+      unsigned word[at_once][words + 1];
+#pragma unroll
+      for (int k = 0; k < at_once; ++k) {
+        const int part = (first + k) * threads.count + threads.index;
+        // (Past the last part lies what was there before, or the padding.)
+        const unsigned* at = from + (part < parts ? part * words : 0);
+#pragma unroll
+        for (int i = 0; i < words; ++i) word[k][i] = at[i];
+        word[k][words] = odd ? at[words] : 0;
       }
-    } else {
 #pragma unroll
-      for (int i = 0; i < part_width; ++i) {
-        if (first + i >= 0 && first + i < columns)
-          memcpy(y + first + i, &part.word[i * words_of_element], sizeof(Out));
+      for (int k = 0; k < at_once; ++k) {
+        const int part = (first + k) * threads.count + threads.index;
+        PartWords shifted;
+#pragma unroll
+        for (int i = 0; i < words; ++i) {
+          shifted.word[i] =
+              bytes == 2 ? __funnelshift_r(word[k][i], word[k][i + 1], odd ? 16 : 0) : word[k][i];
+        }
+        if (part < parts) store_streaming(to + part, bits_as<OutPart>(shifted));
       }
     }
   }
