@@ -146,7 +146,11 @@ template <class Ops>
   using Vector = typename Ops::Vector;
   using Constants = VectorExp<Acc>;
   Vector shifted;
-  if constexpr (Ops::scales_by_powers_of_two) {
+  if constexpr (Ops::width == 1) {
+    // Where there are no vectors there may be no fma, without which the shorter polynomial is not good
+    // enough.
+    return Vector(exp_by_polynomial(static_cast<Acc>(x)));
+  } else if constexpr (Ops::scales_by_powers_of_two) {
     const ReducedExp<Ops> e(Ops::larger(Vector(Constants::vanishes), x), Acc(0), shifted);
     return Ops::times_power_of_two(e.of_rest, e.n);
   } else {
@@ -166,7 +170,9 @@ template <class Ops>
   Vector shifted;
   const Vector clamped =
       Ops::smaller(Vector(Constants::overflows), Ops::larger(Vector(Constants::vanishes), x));
-  if constexpr (Ops::scales_by_powers_of_two) {
+  if constexpr (Ops::width == 1) {
+    return Vector(Kokkos::exp(static_cast<Acc>(x)));
+  } else if constexpr (Ops::scales_by_powers_of_two) {
     const ReducedExp<Ops> e(clamped, Acc(0), shifted);
     return Ops::times_power_of_two(e.of_rest, e.n);
   } else {
