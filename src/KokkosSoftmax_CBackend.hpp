@@ -56,11 +56,21 @@ void rows_of_scalars(const Exec& exec, const RowsCall& call) {
 }
 
 #if defined(KOKKOSSOFTMAX_ENABLE_LINEAR)
+/// The chains with kernels of their own are compiled for devices.
+template <class Exec>
+bool run_named_head(const Exec& exec, const HeadCall& call) {
+  if constexpr (std::is_same_v<Exec, Kokkos::DefaultHostExecutionSpace>) {
+    return false;
+  } else {
+    return call_named_head(exec, call);
+  }
+}
+
 template <class Exec>
 void head_of_scalars(const Exec& exec, const HeadCall& call) {
   if (call.x.scalar == call.w.scalar) {
     if (call.x.scalar == KOKKOSSOFTMAX_FLOAT && call.y.scalar == KOKKOSSOFTMAX_FLOAT &&
-        call_named_head(exec, call)) {
+        run_named_head(exec, call)) {
       return;
     }
 #define KOKKOSSOFTMAX_CALL(IN, OUT)                                            \

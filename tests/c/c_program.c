@@ -83,6 +83,25 @@ static void log_softmax_of_scaled_and_masked_columns(void) {
   }
 }
 
+static void softmax_of_masked_columns(void) {
+  const int64_t extents[] = {rows, columns}, mask_extents[] = {columns};
+  const kokkossoftmax_array in = matrix(xd, KOKKOSSOFTMAX_DOUBLE, extents),
+                            out = matrix(yd, KOKKOSSOFTMAX_DOUBLE, extents);
+  static _Bool keep[columns];
+  kokkossoftmax_array mask = matrix(keep, KOKKOSSOFTMAX_BOOL, mask_extents);
+  kokkossoftmax_transform chain = KOKKOSSOFTMAX_TRANSFORM_INIT;
+  mask.rank = 1;
+  chain.kind = KOKKOSSOFTMAX_MASK;
+  chain.operands[0] = &mask;
+  for (int c = 0; c < columns; ++c) keep[c] = c % 3 != 0;
+  CHECK(kokkossoftmax_softmax(NULL, &in, &out, 1, &chain, 1) == KOKKOSSOFTMAX_OK);
+  for (int r = 0; r < rows; ++r) {
+    double sum = 0;
+    for (int c = 0; c < columns; ++c) sum += keep[c] ? exp(xd[r][c]) : 0;
+    for (int c = 0; c < columns; ++c) CHECK(fabs(yd[r][c] - (keep[c] ? exp(xd[r][c]) / sum : 0)) < 1e-14);
+  }
+}
+
 static void thousands_of_calls(void) {
   const int64_t extents[] = {rows, columns}, w_extents[] = {rows, columns}, y_extents[] = {rows, rows};
   const kokkossoftmax_array in = matrix(x, KOKKOSSOFTMAX_FLOAT, extents),
@@ -141,6 +160,7 @@ int main(void) {
   CHECK(strlen(kokkossoftmax_last_implementation()) > 0);
   CHECK(kokkossoftmax_initialize(NULL) == KOKKOSSOFTMAX_OK);
   log_softmax_of_scaled_and_masked_columns();
+  softmax_of_masked_columns();
   thousands_of_calls();
   if (kokkossoftmax_has_linear()) {
     CHECK(kokkossoftmax_pack(NULL, &in, &packed) == KOKKOSSOFTMAX_OK);

@@ -222,7 +222,7 @@ TEST(CHeads, Refusals) {
           call({step_of(KOKKOSSOFTMAX_BATCH_NORM_TRAINING, {&h.c_gamma, &h.c_beta, &h.c_mean, &h.c_gamma})}));
   kokkossoftmax_packed* packed = nullptr;
   INVALID("packed is a null pointer", kokkossoftmax_pack(nullptr, h.cw, nullptr));
-  INVALID("w of extents (3) is not a matrix", kokkossoftmax_pack(nullptr, h.c_bias, &packed));
+  INVALID("W of extents (3) is not a matrix", kokkossoftmax_pack(nullptr, h.c_bias, &packed));
   EXPECT_EQ(packed, nullptr);
   EXPECT_OK(kokkossoftmax_pack(nullptr, h.cw, &packed));
   UNSUPPORTED("scalars", kokkossoftmax_linear_softmax_packed(nullptr, d.cx, packed, d.cz, nullptr, 0, 0));

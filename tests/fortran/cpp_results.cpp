@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The KokkosSoftmax authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What the C++ library gives, for the Fortran test to compare with. It finds the Kokkos that the module initialised.
+// What the C++ library gives, for the Fortran test to compare with. It finds the Kokkos that the module
+// initialised.
 #include <KokkosSoftmax.hpp>
 
 namespace {
@@ -10,7 +11,8 @@ namespace ks = KokkosSoftmax;
 using Exec = Kokkos::DefaultHostExecutionSpace;
 
 template <class T>
-using View = Kokkos::View<T****, Kokkos::LayoutStride, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+using View =
+    Kokkos::View<T****, Kokkos::LayoutStride, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
 
 // Extents and strides are Fortran's, in its order.
 template <class T>
