@@ -194,11 +194,9 @@ class BitForBit(unittest.TestCase):
         column = logits(77, seed=1)
         keep = np.random.default_rng(2).random(x.shape) < 0.6
         hot = np.random.default_rng(3).uniform(0.5, 2, 30).astype("float32")
+        chain = ks.temperature(hot) | ks.bias(column) | ks.gelu() | ks.scale(0.3) | ks.mask(keep) | ks.causal(40)
         for name in OPERATIONS:
-            self.check_rows(name, x, "float32", 2, "scale_causal", ks.scale(0.3) | ks.causal(1))
-            self.check_rows(name, x, "float32", 2, "bias_gelu", ks.bias(column) | ks.gelu(), [column])
-            self.check_rows(name, x, "float32", 2, "mask", ks.mask(keep), [keep])
-            self.check_rows(name, x, "float32", 2, "temperature", ks.temperature(hot), [hot])
+            self.check_rows(name, x, "float32", 2, "all", chain, [hot, column, keep])
 
     def test_heads(self):
         m, n, k = 24, 100, 64
