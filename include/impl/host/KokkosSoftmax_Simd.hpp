@@ -419,7 +419,7 @@ struct SimdOps {
     if constexpr (avx512 && is_16_bit_v<T> && sizeof(Acc) == 4) {
       const __m512i low = _mm512_castsi256_si512(to_16_bits<T>(raw(v0)));
       return _mm512_stream_si512(reinterpret_cast<__m512i*>(p),
-                                 _mm512_inserti64x4(low, to_16_bits<T>(raw(v1)), 1));
+                                 _mm512_maskz_inserti64x4(0xff, low, to_16_bits<T>(raw(v1)), 1));
     }
 #endif
     stream(p, v0);
