@@ -1,11 +1,12 @@
 // SPDX-FileCopyrightText: The KokkosSoftmax authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What the C++ interface makes of the numbers on stdin, on stdout: the tests of the Python package compare with it bit
-// for bit.
+// What the C++ interface makes of the numbers on stdin, on stdout: the tests of the Python package compare
+// with it bit for bit.
 //
-//   cpp_results host|cuda rows OPERATION SCALAR_IN SCALAR_OUT AXIS E0 E1 E2 CHAIN    stdin: x, operands of the chain
-//   cpp_results host|cuda head OPERATION CHAIN M N K                                 stdin: X, W, operands (float)
+//   cpp_results host|cuda rows OPERATION SCALAR_IN SCALAR_OUT AXIS E0 E1 E2 CHAIN    stdin: x, operands of
+//   the chain cpp_results host|cuda head OPERATION CHAIN M N K                                 stdin: X, W,
+//   operands (float)
 
 #include <KokkosSoftmax.hpp>
 
@@ -94,17 +95,13 @@ struct Calls {
       return;
     }
     if constexpr (std::is_same_v<In, float> && std::is_same_v<Out, float>) {
-      if (chain == "scale_causal") {
-        row_call(operation, x, y, axis, ks::scale(0.3) | ks::causal(1));
-      } else if (chain == "bias_gelu") {
-        row_call(operation, x, y, axis, ks::bias(column(columns)) | ks::gelu());
-      } else if (chain == "mask") {
-        row_call(operation, x, y, axis, ks::mask(read(Box<bool>("mask", e0, e1, e2))));
-      } else if (chain == "temperature") {
-        row_call(operation, x, y, axis, ks::temperature(column(static_cast<int>(x.size()) / columns)));
-      } else {
-        fail("no chain " + chain);
-      }
+      if (chain != "all") fail("no chain " + chain);
+      // One chain of many steps, because each chain is a set of kernels to compile.
+      const auto hot = column(static_cast<int>(x.size()) / columns), b = column(columns);
+      const auto keep = read(Box<bool>("mask", e0, e1, e2));
+      row_call(
+          operation, x, y, axis,
+          ks::temperature(hot) | ks::bias(b) | ks::gelu() | ks::scale(0.3) | ks::mask(keep) | ks::causal(40));
     } else {
       fail("no chain " + chain);
     }

@@ -95,7 +95,13 @@ class Values(unittest.TestCase):
         np.testing.assert_allclose(y, support.reference(np, "logsumexp", x.astype("float64"), 0), rtol=1e-6)
 
     def test_transforms(self):
-        x = logits(6, 5, 21)
+        self.check_transforms("float32", 1e-5)
+
+    def test_transforms_in_double(self):
+        self.check_transforms("float64", 1e-6)  # the operands are of float32
+
+    def check_transforms(self, dtype, tolerance):
+        x = logits(6, 5, 21, dtype=dtype)
         rng = np.random.default_rng(1)
         column = rng.standard_normal(21).astype("float32")
         wide = rng.standard_normal((6, 1, 21))
@@ -128,7 +134,7 @@ class Values(unittest.TestCase):
             for operation, call in OPERATIONS.items():
                 with self.subTest(transform=name, operation=operation):
                     want = support.reference(np, operation, values, -1)
-                    np.testing.assert_allclose(call(x, transform=chain), want, rtol=1e-5, atol=1e-5)
+                    np.testing.assert_allclose(call(x, transform=chain), want, rtol=tolerance, atol=tolerance)
         self.assertEqual(repr(ks.bias(column) | ks.gelu()), "bias | gelu")
 
     def test_heads(self):
@@ -188,11 +194,9 @@ class BitForBit(unittest.TestCase):
         column = logits(77, seed=1)
         keep = np.random.default_rng(2).random(x.shape) < 0.6
         hot = np.random.default_rng(3).uniform(0.5, 2, 30).astype("float32")
+        chain = ks.temperature(hot) | ks.bias(column) | ks.gelu() | ks.scale(0.3) | ks.mask(keep) | ks.causal(40)
         for name in OPERATIONS:
-            self.check_rows(name, x, "float32", 2, "scale_causal", ks.scale(0.3) | ks.causal(1))
-            self.check_rows(name, x, "float32", 2, "bias_gelu", ks.bias(column) | ks.gelu(), [column])
-            self.check_rows(name, x, "float32", 2, "mask", ks.mask(keep), [keep])
-            self.check_rows(name, x, "float32", 2, "temperature", ks.temperature(hot), [hot])
+            self.check_rows(name, x, "float32", 2, "all", chain, [hot, column, keep])
 
     def test_heads(self):
         m, n, k = 24, 100, 64
