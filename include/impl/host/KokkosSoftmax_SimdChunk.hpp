@@ -47,7 +47,8 @@ struct LogitsInMemory {
   }
 };
 
-/// Logits or exponentials in a thread's scratch, filled up to whole vectors with -inf or 0.
+/// Logits or exponentials in a thread's scratch, filled up to whole vectors with -inf or 0. Parts are read as
+/// whole vectors wherever they begin: scratch has room for one vector behind the last value.
 template <class Acc>
 struct StagedValues {
   using Ops = SimdOps<Acc>;
