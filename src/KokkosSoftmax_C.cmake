@@ -108,4 +108,8 @@ if(KokkosSoftmax_C_HIDES_KOKKOS)
     kokkossoftmax_c PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
   )
   target_link_options(kokkossoftmax_c PRIVATE "LINKER:--exclude-libs,ALL")
+elseif(UNIX AND NOT APPLE)
+  set(map "${CMAKE_CURRENT_SOURCE_DIR}/KokkosSoftmax_C.map")
+  target_link_options(kokkossoftmax_c PRIVATE "LINKER:--version-script=${map}")
+  set_target_properties(kokkossoftmax_c PROPERTIES LINK_DEPENDS "${map}")
 endif()

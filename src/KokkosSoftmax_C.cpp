@@ -158,6 +158,7 @@ class Reader {
     }
     if (which == KOKKOSSOFTMAX_BACKEND_OF_ARRAYS) {
       which = KOKKOSSOFTMAX_BACKEND_HOST;
+      if (!output && *name) fail(std::string(name) + " is a null pointer");
       if (output) {
         check_size(name, output);
         if (output->memory == KOKKOSSOFTMAX_CUDA) which = KOKKOSSOFTMAX_BACKEND_CUDA;

@@ -236,7 +236,17 @@ TYPED_TEST(SpecialValues, ShiftByAConstant) {
     TypeParam().fence();
     x->download();
   }
-  EXPECT_EQ(a.values(), b.values());
+  const std::vector<double> of_plain = a.values(), of_shifted = b.values();
+  if constexpr (Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename TypeParam::memory_space>::accessible) {
+    EXPECT_EQ(of_plain, of_shifted);
+  } else {
+    // The kernels of CUDA form value log2(e) - max log2(e) in one rounding, which sees the constant: within
+    // the bound that each row is held to.
+    const double max = *std::max_element(plain.begin(), plain.end());
+    for (std::int64_t i = 0; i < columns; ++i) {
+      EXPECT_NEAR(of_shifted[i] / of_plain[i], 1, 2 * (1e-6 + (max - plain[i]) * 0x1p-24)) << i;
+    }
+  }
 }
 
 TYPED_TEST(SpecialValues, RowsSumToOne) {

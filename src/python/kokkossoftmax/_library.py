@@ -8,6 +8,7 @@ hands over addresses inside that buffer.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import struct
@@ -60,6 +61,8 @@ class Library:
             function = getattr(handle, "kokkossoftmax_" + name)
             function.argtypes, function.restype = arguments, result
             setattr(self, name, function)
+        # Before the interpreter and CUDA's runtime come down; a Kokkos that another initialised is left to that one.
+        atexit.register(self.finalize)
 
     @staticmethod
     def _find():
