@@ -234,10 +234,11 @@ class Compile(unittest.TestCase):
         ops = torch.ops.kokkossoftmax
         for t, dim, operation in ((x, 0, 0), (x.T, 1, 1), (x[:, ::2], 1, 2)):
             torch.library.opcheck(ops.rows.default, (t, operation, dim, None, [], [], []), test_utils=checks)
-        torch.library.opcheck(ops.linear.default, (x, w, 0, False, None, [5, 0, 0, 0], [0.0, 0.0], [b], []), test_utils=checks)
+        torch.library.opcheck(ops.linear.default, (x, w, None, 0, False, [5, 0, 0, 0], [0.0, 0.0], [b]), test_utils=checks)
         mean, var = torch.zeros_like(b), torch.ones_like(b)
-        steps = ([10, 0, 0, 1], [1e-5, 0.1], [b, b.clone()], [mean, var])
-        torch.library.opcheck(ops.linear_out.default, (x, w, torch.empty(64, 200), 1, False, *steps), test_utils=checks)
+        steps = ([10, 0, 0, 1], [1e-5, 0.1], [b, b.clone()])
+        operands = (x, w, torch.empty(64, 200), 1, False, *steps, mean, var)
+        torch.library.opcheck(ops.linear_training_out.default, operands, test_utils=checks)
 
     def test_fake_tensors(self):
         from torch._subclasses.fake_tensor import FakeTensorMode

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The calls as PyTorch operators, so that torch.compile and torch.export keep them whole. Imported only for these.
 
-A chain of transforms goes flat into an operator: four integers and two numbers a step, the arrays behind each other,
-those that are written (running statistics) in a list of their own. There is no gradient.
+A chain of transforms goes flat into an operator: four integers and two numbers a step, the arrays behind each other;
+running statistics, which are written, are arguments of an operator of their own. There is no gradient.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from . import _library as _c
 from ._transforms import Transform
 
 _CHAIN = "int[] steps, float[] numbers, Tensor[] operands"
-_RUNNING = "Tensor(z!)[] running"
+_HEAD = f"int operation, bool tf32, {_CHAIN}"
+_RUNNING = "Tensor(b!) running_mean, Tensor(c!) running_var"
 _OPERATORS = {
     "rows": f"(Tensor x, int operation, int dim, ScalarType? dtype, {_CHAIN}) -> Tensor",
     "rows_out": f"(Tensor x, Tensor(a!) out, int operation, int dim, {_CHAIN}) -> ()",
-    "linear": f"(Tensor x, Tensor weight, int operation, bool tf32, ScalarType? dtype, {_CHAIN}, {_RUNNING}) -> Tensor",
-    "linear_out": f"(Tensor x, Tensor weight, Tensor(a!) out, int operation, bool tf32, {_CHAIN}, {_RUNNING}) -> ()",
-    "packed": f"(Tensor x, int weight, int operation, bool tf32, ScalarType? dtype, {_CHAIN}, {_RUNNING}) -> Tensor",
-    "packed_out": f"(Tensor x, int weight, Tensor(a!) out, int operation, bool tf32, {_CHAIN}, {_RUNNING}) -> ()",
 }
+# What writes a tensor returns none, and lists are read alone: compilers follow that in every version.
+for _name, _weight in (("linear", "Tensor weight"), ("packed", "int weight")):
+    _OPERATORS[_name] = f"(Tensor x, {_weight}, ScalarType? dtype, {_HEAD}) -> Tensor"
+    _OPERATORS[_name + "_out"] = f"(Tensor x, {_weight}, Tensor(a!) out, {_HEAD}) -> ()"
+    _OPERATORS[_name + "_training_out"] = f"(Tensor x, {_weight}, Tensor(a!) out, {_HEAD}, {_RUNNING}) -> ()"
 _ROWS = ("softmax", "log_softmax", "logsumexp")
 _LINEAR = ("linear_softmax", "linear_log_softmax")
 
@@ -98,20 +100,18 @@ def rows(operation, x, dim, transform, dtype, out, stream):
 def linear(operation, x, weight, transform, tf32, dtype, out, stream):
     _no_stream(stream)
     steps, numbers, operands, running = _flat(transform)
-    ops = torch.ops.kokkossoftmax
-    if isinstance(weight, _calls.PackedWeight):
-        _without_grad([x, *operands])
-        token = weight._token
-        if out is None:
-            return ops.packed(x, token, operation, tf32, _dtype(dtype), steps, numbers, operands, running)
+    is_packed = isinstance(weight, _calls.PackedWeight)
+    _without_grad([x, *operands] if is_packed else [x, weight, *operands])
+    name, of_weight = ("packed", weight._token) if is_packed else ("linear", weight)
+    if out is not None:
         _same_dtype(dtype, out)
-        ops.packed_out(x, token, out, operation, tf32, steps, numbers, operands, running)
-        return out
-    _without_grad([x, weight, *operands])
-    if out is None:
-        return ops.linear(x, weight, operation, tf32, _dtype(dtype), steps, numbers, operands, running)
-    _same_dtype(dtype, out)
-    ops.linear_out(x, weight, out, operation, tf32, steps, numbers, operands, running)
+    elif running:
+        out = x.new_empty([x.shape[0], weight.shape[0]], dtype=_dtype(dtype))
+    else:
+        operator = getattr(torch.ops.kokkossoftmax, name)
+        return operator(x, of_weight, _dtype(dtype), operation, tf32, steps, numbers, operands)
+    operator = getattr(torch.ops.kokkossoftmax, name + ("_training_out" if running else "_out"))
+    operator(x, of_weight, out, operation, tf32, steps, numbers, operands, *running)
     return out
 
 
@@ -150,22 +150,22 @@ def _run_rows_out(x, out, operation, dim, steps, numbers, operands):
     _calls._call(_calls._ROWS, _ROWS[operation], x, operation == 2, dim, chain, None, out, None, 0)
 
 
-def _run_linear(x, weight, operation, tf32, dtype, steps, numbers, operands, running):
-    chain = _chain(steps, numbers, operands, running)
+def _run_linear(x, weight, dtype, operation, tf32, steps, numbers, operands):
+    chain = _chain(steps, numbers, operands)
     return _calls._call(_calls._LINEAR, _LINEAR[operation], x, weight, 0, chain, dtype, None, None, tf32)
 
 
-def _run_linear_out(x, weight, out, operation, tf32, steps, numbers, operands, running):
+def _run_linear_out(x, weight, out, operation, tf32, steps, numbers, operands, *running):
     chain = _chain(steps, numbers, operands, running)
     _calls._call(_calls._LINEAR, _LINEAR[operation], x, weight, 0, chain, None, out, None, tf32)
 
 
-def _run_packed(x, weight, operation, tf32, dtype, steps, numbers, operands, running):
-    chain, name = _chain(steps, numbers, operands, running), _LINEAR[operation] + "_packed"
+def _run_packed(x, weight, dtype, operation, tf32, steps, numbers, operands):
+    chain, name = _chain(steps, numbers, operands), _LINEAR[operation] + "_packed"
     return _calls._call(_calls._PACKED, name, x, _packed_weight(weight), 0, chain, dtype, None, None, tf32)
 
 
-def _run_packed_out(x, weight, out, operation, tf32, steps, numbers, operands, running):
+def _run_packed_out(x, weight, out, operation, tf32, steps, numbers, operands, *running):
     chain, name = _chain(steps, numbers, operands, running), _LINEAR[operation] + "_packed"
     _calls._call(_calls._PACKED, name, x, _packed_weight(weight), 0, chain, None, out, None, tf32)
 
@@ -180,11 +180,11 @@ def _fake_rows(x, operation, dim, dtype, steps, numbers, operands):
     return x.new_empty([*x.shape[:at], *x.shape[at + 1 :]], dtype=dtype)
 
 
-def _fake_linear(x, weight, operation, tf32, dtype, steps, numbers, operands, running):
+def _fake_linear(x, weight, dtype, operation, tf32, steps, numbers, operands):
     return x.new_empty([x.shape[0], weight.shape[0]], dtype=dtype)
 
 
-def _fake_packed(x, weight, operation, tf32, dtype, steps, numbers, operands, running):
+def _fake_packed(x, weight, dtype, operation, tf32, steps, numbers, operands):
     return x.new_empty([x.shape[0], _packed_weight(weight).shape[0]], dtype=dtype)
 
 
@@ -196,7 +196,7 @@ _registered = torch.library.Library("kokkossoftmax", "DEF")
 for _name, _schema in _OPERATORS.items():
     _registered.define(_name + _schema)
     for _key in ("CPU", "CUDA"):
-        _registered.impl(_name, globals()["_run_" + _name], _key)
+        _registered.impl(_name, globals()["_run_" + _name.replace("_training", "")], _key)
     torch.library.register_fake(
         "kokkossoftmax::" + _name, globals()["_fake_out" if _name.endswith("_out") else "_fake_" + _name], lib=_registered
     )
