@@ -49,7 +49,8 @@ void every_axis_and_order(const std::vector<std::int64_t>& extents) {
                    text_of(in_order));
       const auto lse_order = orders(rank - 1).back();
       c.in = reference::ordered(extents, in_order);
-      c.out = c.lse = std::nullopt;
+      c.out = std::nullopt;
+      c.lse = std::nullopt;
       check<float, float, rank>(Exec(), c, false);
       // Padded, with nothing contiguous, into an output in another order.
       c.in = reference::ordered(extents, in_order, 2, 3, 5);
