@@ -18,6 +18,17 @@
 
 #include "../support/random.hpp"
 
+// A call fails with a message that names the function and holds `part`.
+#define EXPECT_REFUSED(expected, part, call)                 \
+  do {                                                       \
+    EXPECT_EQ(call, expected) << kokkossoftmax_last_error(); \
+    const std::string text = kokkossoftmax_last_error();     \
+    EXPECT_NE(text.find(part), std::string::npos) << text;   \
+    EXPECT_EQ(text.rfind("kokkossoftmax_", 0), 0u) << text;  \
+  } while (false)
+#define INVALID(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_INVALID_ARGUMENT, part, call)
+#define UNSUPPORTED(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_UNSUPPORTED, part, call)
+
 namespace tests {
 
 namespace ks = KokkosSoftmax;

@@ -183,15 +183,6 @@ TEST(CHeads, BatchStatistics) {
       });
 }
 
-#define EXPECT_REFUSED(expected, part, call)                 \
-  do {                                                       \
-    EXPECT_EQ(call, expected) << kokkossoftmax_last_error(); \
-    const std::string text = kokkossoftmax_last_error();     \
-    EXPECT_NE(text.find(part), std::string::npos) << text;   \
-  } while (false)
-#define INVALID(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_INVALID_ARGUMENT, part, call)
-#define UNSUPPORTED(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_UNSUPPORTED, part, call)
-
 TEST(CHeads, Refusals) {
   Head<float, float> h(sizes[0]);
   Head<double, double> d(sizes[0]);

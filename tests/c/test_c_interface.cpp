@@ -114,16 +114,6 @@ TYPED_TEST(CInterface, ReserveThenCall) {
 
 // ---- What is refused --------------------------------------------------------------------------------------
 
-#define EXPECT_REFUSED(expected, part, call)                 \
-  do {                                                       \
-    EXPECT_EQ(call, expected) << kokkossoftmax_last_error(); \
-    const std::string text = kokkossoftmax_last_error();     \
-    EXPECT_NE(text.find(part), std::string::npos) << text;   \
-    EXPECT_EQ(text.rfind("kokkossoftmax_", 0), 0u) << text;  \
-  } while (false)
-#define INVALID(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_INVALID_ARGUMENT, part, call)
-#define UNSUPPORTED(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_UNSUPPORTED, part, call)
-
 TYPED_TEST(CInterface, RefusesBadStructs) {
   using Exec = TypeParam;
   const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 4, 6), y("y", 4, 6);

@@ -20,15 +20,6 @@ using namespace tests;
 using Exec = Kokkos::Cuda;
 using Matrix = Kokkos::View<float**, Kokkos::LayoutRight, Exec::memory_space>;
 
-#define EXPECT_REFUSED(expected, part, call)                 \
-  do {                                                       \
-    EXPECT_EQ(call, expected) << kokkossoftmax_last_error(); \
-    const std::string text = kokkossoftmax_last_error();     \
-    EXPECT_NE(text.find(part), std::string::npos) << text;   \
-  } while (false)
-#define INVALID(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_INVALID_ARGUMENT, part, call)
-#define UNSUPPORTED(part, call) EXPECT_REFUSED(KOKKOSSOFTMAX_UNSUPPORTED, part, call)
-
 kokkossoftmax_execution on(cudaStream_t stream) {
   kokkossoftmax_execution execution = KOKKOSSOFTMAX_EXECUTION_INIT;
   execution.backend = KOKKOSSOFTMAX_BACKEND_CUDA;
