@@ -214,6 +214,26 @@ TEST_F(CudaSlicedRows, RunsOfMinusInfinityNaNAndInfinity) {
   }
 }
 
+// More slices than the grid holds: it drops some and reads them again, in place from where nothing was
+// written yet.
+TEST_F(CudaSlicedRows, RowsThatTheGridDoesNotHold) {
+  const Exec exec;
+  for (const std::int64_t columns : {8388608, 20000003}) {
+    constexpr std::int64_t rows = 3;
+    const std::vector<double> logits = random_values(Scalar::float32, columns, -9, 9, columns);
+    for (const auto operation : operations) expect_right(operation, 1, columns, logits, kernels[0]);
+    const Memory<float> x("x", rows * columns), y("y", rows * columns);
+    for (const auto operation : {Operation::softmax, Operation::log_softmax}) {
+      fill(exec, x.data(), rows, columns);
+      const ks::ScopedImplementation forced(kernels[0]);
+      run(operation, exec, x.data(), y.data(), rows, columns);
+      run(operation, exec, x.data(), x.data(), rows, columns);
+      EXPECT_EQ(different_bytes(exec, x.data(), y.data(), rows * columns), 0)
+          << reference::name(operation) << ' ' << columns;
+    }
+  }
+}
+
 // Holds multiprocessors for a while.
 __global__ void spin(long long cycles) {
   const long long start = clock64();

@@ -7,11 +7,16 @@
 /// multiprocessor takes fewer. In a block
 ///   a producer    takes a ticket when a slot of the ring in shared memory is free, and starts its bulk copy;
 ///   publishers    (8 warps) reduce a slice to (max, sum), one word in global memory;
-///   a collector   (1 warp, or 2 that take turns) waits for the words of a slot's row and joins them;
-///   finishers     (8 warps) write exp(x - max) / sum from the slot, which is free then.
+///   a collector   (1 warp) waits for the words of a slot's row and joins them;
+///   finishers     (8 warps) turn the slot's slice into exp(x - max) / sum, in place;
+///   a storer      (1 thread) starts the bulk copy of the slot to y. When it is read, the slot is free.
 /// None of them waits for a later one, so the way through L2 and the reduction of one slice are hidden behind
-/// the copies and stores of others. (Warps that do all of it in turn reach 0.8 of a copy: they wait for
-/// copies while results are there, or for results while copies are.)
+/// the copies of others. What was measured, as fractions of a copy of 1 GiB, float, on one H200: warps that
+/// do all of it in turn 0.8, since they wait for copies while results are there, or for results while copies
+/// are; slices that wait for their row in registers 0.2 to 0.5, since then publishing waits for finishing;
+/// finishers that store to global memory themselves 0.90 to 0.94, with the storer 0.94 to 0.97: their stores
+/// hold up the loads of the publishers; a ticket drawn ahead of its slot 2 points less: the longer a ticket
+/// waits, the longer all the others of its row.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies: whatever slice was handed out gets published.
 /// A row lacks slices that nobody took only while no slot is free, and tickets are handed out in order, so of
@@ -31,22 +36,34 @@ namespace KokkosSoftmax::impl {
 struct GridPipelinedShape {
   static constexpr int most_slots = 12;
   static constexpr int warps_of_group = ReductionPlan::shares;
-  static constexpr int most_collectors = 2;
-  /// Slots, or their ends, are dealt to so many parties in turn; each then sees every phase of its slots'
-  /// barriers.
-  static constexpr int parties = 2;
-  /// Two collectors hide the way through L2 better, but those ahead of their time poll in vain. (One and two
-  /// on one H200, 1 GiB, 32768 columns: float 0.93 and 0.90 of a copy, bfloat16 0.86 and 0.90.)
-  template <class In>
-  static constexpr int collectors = sizeof(In) == 2 ? 2 : 1;
-  static constexpr int threads = (2 * warps_of_group + 1 + most_collectors) * 32;
+  static constexpr int finishing_threads = ReductionPlan::threads;
+  static constexpr int threads = (2 * warps_of_group + 3) * 32;
   static constexpr int slot_alignment = 128;
+  static constexpr int copy_alignment = 16;
+
+#ifndef KS_AHEAD
+#define KS_AHEAD (sizeof(In) == 2)
+#define KS_LATE (sizeof(In) == 2)
+#define KS_COPIES (sizeof(In) == 2 ? 2 : most_slots)
+#endif
+  /// Whether the collector asks for the words of the next slot's row before it has those of this one's.
+  template <class In>
+  static constexpr bool collects_ahead = KS_AHEAD;
+  /// Whether it asks for none before the slot's own slice is published.
+  template <class In>
+  static constexpr bool collects_after_publishing = KS_LATE;
+  /// Slots whose copies are under way at once.
+  template <class In>
+  static constexpr int most_copies = KS_COPIES;
 
   index_type slices;    ///< of a row
   double rows_a_slice;  ///< 1 / slices
   int slice_columns;
-  int slots;
+  int slots;  ///< a multiple of the parties
   int slot_bytes;
+  /// Groups of publishers that slots are dealt to in turn: each sees every phase of its slots' barriers, and
+  /// an end of its own.
+  int parties;
   bool rereads;
 
   /// Tickets of a launch.
@@ -86,10 +103,17 @@ struct SliceInSlot {
   int shift;  ///< bytes of the slot before the slice
   SliceUse use;
   bool last_of_row;
+
+  /// Bytes of y before the first boundary that a bulk copy can start at.
+  __device__ int bytes_before_boundary() const {
+    constexpr auto alignment = static_cast<std::uintptr_t>(GridPipelinedShape::copy_alignment);
+    return static_cast<int>(-reinterpret_cast<std::uintptr_t>(y) % alignment);
+  }
 };
 
-/// Writes the outputs of a slice: neighbouring lanes write neighbouring vectors of 16 bytes where x and y
-/// allow it, scalars elsewhere. Which lane writes what moves no bits.
+/// Turns a slice in its slot into its outputs. Which lane does what moves no bits. Outputs as large as the
+/// inputs stay in the slot, each at its element's distance from a boundary in y, but for the few before the
+/// first boundary and behind the last, which go to y; others go to y all.
 template <class Problem>
 struct SliceWriter {
   using In = typename Problem::In;
@@ -97,10 +121,12 @@ struct SliceWriter {
   using Acc = typename Problem::Acc;
   using Result = SlicedRowResult<Problem>;
   using Registers = SliceRegisters<Problem>;
+  static constexpr bool through_slot = sizeof(In) == sizeof(Out);
+  static constexpr int threads = GridPipelinedShape::finishing_threads;
   static constexpr int larger_scalar = sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out);
-  static constexpr int width = 16 / larger_scalar;  ///< elements of a vector
-  static constexpr int steps =
-      ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In)) / width / ReductionPlan::threads;
+  static constexpr int width = GridPipelinedShape::copy_alignment / larger_scalar;  ///< elements of a vector
+  static constexpr int unit = Registers::unit;
+  static constexpr int most_columns = ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In));
   struct alignas(width * sizeof(In)) InVector {
     In e[width];
   };
@@ -109,16 +135,16 @@ struct SliceWriter {
   };
 
   const SliceInSlot<Problem>& slice;
-  const char* slot;
+  char* slot;
   int warp, lane;
   const Result& row;
 
   /// From the exponentials in the slot, or from the logits where these are not kept. `release` is called once
-  /// this warp has read its part of the slot.
+  /// this warp is done with the slot.
   template <class Release>
   __device__ void scale_exponentials(const PartialSoftmax<Acc>* of_share, const Release& release) const {
     // A lane's vectors lie at the same place of each round of the shares, in one share or across two.
-    const int first = head() + (warp * 32 + lane) * width;
+    const int first = head() + thread() * width;
     Acc factor[width];
 #pragma unroll
     for (int j = 0; j < width; ++j) {
@@ -129,9 +155,13 @@ struct SliceWriter {
     for (int j = 1; j < width - 1; ++j)
       factor[j] =
           Registers::share_of(first + j) == Registers::share_of(first) ? factor[0] : factor[width - 1];
-    write([&](int, int j, In held) { return static_cast<Acc>(held) * factor[j]; },
-          [&](int column, In held) {
-            return static_cast<Acc>(held) * row.factor_of_share(of_share[Registers::share_of(column)].max);
+    const auto scaled_by_share = [&](int column, In held) {
+      return static_cast<Acc>(held) * row.factor_of_share(of_share[Registers::share_of(column)].max);
+    };
+    write([&](int, int j, In held) { return static_cast<Acc>(held) * factor[j]; }, scaled_by_share,
+          [&] {
+            const Acc of_warp = row.factor_of_share(of_share[warp].max);
+            return [of_warp](int, In held) { return static_cast<Acc>(held) * of_warp; };
           },
           release);
   }
@@ -143,7 +173,8 @@ struct SliceWriter {
       const auto output = [&](int column, In held) {
         return output_of(transformed<Acc>(transform, load_as<Acc>(held), first_column + column));
       };
-      write([&](int column, int, In held) { return output(column, held); }, output, release);
+      write([&](int column, int, In held) { return output(column, held); }, output, [&] { return output; },
+            release);
     });
   }
 
@@ -154,56 +185,116 @@ struct SliceWriter {
   }
 
  private:
+  __device__ int thread() const {
+    return warp * 32 + lane;
+  }
   __device__ int x_phase() const {
     return slice.shift / static_cast<int>(sizeof(In)) % width;
+  }
+  __device__ int y_phase() const {
+    return static_cast<int>(reinterpret_cast<std::uintptr_t>(slice.y) / sizeof(Out) % width);
   }
   __device__ int head() const {
     return min((width - x_phase()) % width, slice.columns);
   }
 
-  template <class InVectorOutput, class ScalarOutput, class Release>
-  __device__ void write(const InVectorOutput& vector_output, const ScalarOutput& scalar_output,
-                        const Release& release) const {
-    const In* x = reinterpret_cast<const In*>(slot + slice.shift);
-    Out* y = slice.y;
-    const int thread = warp * 32 + lane;
-    const int y_phase = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) / sizeof(Out) % width);
-    if (x_phase() == y_phase) {
-      const int first = head();
-      const int vectors = (slice.columns - first) / width;
-      const int tail = slice.columns - first - vectors * width;
-      InVector held[steps];
-      const InVector* from = reinterpret_cast<const InVector*>(x + first);
+  /// `output_of_unit()` gives the function for elements that lie as in SliceRegisters: those of a thread in
+  /// one share.
+  template <class VectorOutput, class ScalarOutput, class OutputOfUnit, class Release>
+  __device__ void write(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
+                        const OutputOfUnit& output_of_unit, const Release& release) const {
+    if (x_phase() == y_phase()) {
+      write_vectors(vector_output, scalar_output, release);
+    } else {
+      write_units(output_of_unit(), release);
+    }
+  }
+
+  template <class VectorOutput, class ScalarOutput, class Release>
+  __device__ void write_vectors(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
+                                const Release& release) const {
+    constexpr int steps = most_columns / width / threads;
+    In* const x = reinterpret_cast<In*>(slot + slice.shift);
+    Out* const y = slice.y;
+    const int first = head();
+    const int vectors = (slice.columns - first) / width;
+    const int tail = slice.columns - first - vectors * width;
+    InVector held[steps];
+    InVector* const from = reinterpret_cast<InVector*>(x + first);
 #pragma unroll
-      for (int i = 0; i < steps; ++i) {
-        const int at = i * ReductionPlan::threads + thread;
-        if (at < vectors) held[i] = from[at];
-      }
-      // The ends, fewer than a vector each: lanes of the first warp write the one, of the second the other.
-      const int end = warp == 0 ? lane : first + vectors * width + lane;
-      const bool has_end = (warp == 0 && lane < first) || (warp == 1 && lane < tail);
-      Acc at_end = 0;
-      if (has_end) at_end = scalar_output(end, x[end]);
-      release();
-      if (has_end) y[end] = store_as<Out>(at_end);
-      OutVector* to = reinterpret_cast<OutVector*>(y + first);
+    for (int i = 0; i < steps; ++i) {
+      const int at = i * threads + thread();
+      if (at < vectors) held[i] = from[at];
+    }
+    // The ends, fewer than a vector each: lanes of the first warp write the one, of the second the other.
+    const int end = warp == 0 ? lane : first + vectors * width + lane;
+    const bool has_end = (warp == 0 && lane < first) || (warp == 1 && lane < tail);
+    Acc at_end = 0;
+    if (has_end) at_end = scalar_output(end, x[end]);
+    if constexpr (!through_slot) release();
+    if (has_end) y[end] = store_as<Out>(at_end);
 #pragma unroll
-      for (int i = 0; i < steps; ++i) {
-        const int at = i * ReductionPlan::threads + thread;
-        if (at < vectors) {
-          Acc value[width];
+    for (int i = 0; i < steps; ++i) {
+      const int at = i * threads + thread();
+      if (at < vectors) {
+        Acc value[width];
 #pragma unroll
-          for (int j = 0; j < width; ++j) value[j] = vector_output(first + at * width + j, j, held[i].e[j]);
-          OutVector out;
-          round_vector(value, out);
-          store_streaming(to + at, out);
+        for (int j = 0; j < width; ++j) value[j] = vector_output(first + at * width + j, j, held[i].e[j]);
+        OutVector out;
+        round_vector(value, out);
+        if constexpr (through_slot) {
+          reinterpret_cast<OutVector*>(from)[at] = out;
+        } else {
+          store_streaming(reinterpret_cast<OutVector*>(y + first) + at, out);
         }
       }
-    } else {
-      for (int c = thread; c < slice.columns; c += ReductionPlan::threads)
-        y[c] = store_as<Out>(scalar_output(c, x[c]));
-      release();
     }
+    if constexpr (through_slot) release();
+  }
+
+  /// Where x and y lie differently. Neighbouring lanes have neighbouring elements, or pairs of 16 bits; an
+  /// eighth of a slice is read before any of it is written, and the eighths in the order in which none is
+  /// written to the place of one that is still to be read.
+  template <class Output, class Release>
+  __device__ void write_units(const Output& output, const Release& release) const {
+    constexpr int steps = most_columns / unit / threads / 8;
+    constexpr int part_columns = most_columns / 8;
+    const In* const x = reinterpret_cast<const In*>(slot + slice.shift);
+    Out* const y = slice.y;
+    const int columns = slice.columns;
+    const int first = min(slice.bytes_before_boundary() / static_cast<int>(sizeof(Out)), columns);
+    const int last = first + (columns - first) / width * width;
+    Out* const placed = reinterpret_cast<Out*>(slot) + y_phase();
+    const bool moves_up = y_phase() > x_phase();
+#pragma unroll 1
+    for (int part = 0; part < 8; ++part) {
+      const int begin = (moves_up ? 7 - part : part) * part_columns + thread() * unit;
+      In held[steps][unit];
+#pragma unroll
+      for (int i = 0; i < steps; ++i) {
+#pragma unroll
+        for (int j = 0; j < unit; ++j) {
+          const int c = begin + i * threads * unit + j;
+          if (c < columns) held[i][j] = x[c];
+        }
+      }
+      if constexpr (through_slot) barrier_sync(1, threads);
+#pragma unroll
+      for (int i = 0; i < steps; ++i) {
+#pragma unroll
+        for (int j = 0; j < unit; ++j) {
+          const int c = begin + i * threads * unit + j;
+          if (c >= columns) continue;
+          const Out out = store_as<Out>(output(c, held[i][j]));
+          if (through_slot && c >= first && c < last) {
+            placed[c] = out;
+          } else {
+            y[c] = out;
+          }
+        }
+      }
+    }
+    release();
   }
 
   __device__ static void round_vector(const Acc (&value)[width], OutVector& out) {
@@ -230,21 +321,20 @@ struct SliceWriter {
   }
 };
 
-/// The ring: a slot's barriers, and what is known of the slice in it.
+/// What is known of a slot and its slice. It lies in shared memory behind the slots.
 template <class Problem>
-struct GridPipelinedRing {
+struct GridPipelinedSlot {
   using Acc = typename Problem::Acc;
-  static constexpr int most_slots = GridPipelinedShape::most_slots;
 
   // Each has one phase a turn of the ring.
-  Mbarrier full[most_slots];     ///< the slice has arrived
-  Mbarrier reduced[most_slots];  ///< the publishers are done with it
-  Mbarrier ready[most_slots];    ///< the row's result is there, or none is needed
-  Mbarrier empty[most_slots];    ///< all are done with it
-  SliceInSlot<Problem> slice[most_slots];
-  PartialSoftmax<Acc> of_warp[most_slots][GridPipelinedShape::warps_of_group];
-  SlicedRowResult<Problem> of_row[most_slots];
-  std::uint32_t epoch;
+  Mbarrier full;     ///< the slice has arrived
+  Mbarrier reduced;  ///< the publishers are done with it
+  Mbarrier ready;    ///< the row's result is there, or none is needed
+  Mbarrier written;  ///< the finishers are done with it
+  Mbarrier empty;    ///< all are done with it
+  SliceInSlot<Problem> slice;
+  PartialSoftmax<Acc> of_warp[GridPipelinedShape::warps_of_group];
+  SlicedRowResult<Problem> of_row;
 };
 
 /// A position in the ring, and the parity of its turn.
@@ -260,6 +350,13 @@ struct RingCursor {
   }
 };
 
+/// The same number, of which the compiler knows nothing: it would find the columns of all elements of a lane
+/// before the loop over slices and spill them, where one column and constant offsets do.
+__device__ __forceinline__ int opaque(int number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
 template <class Problem>
 struct GridPipelinedBlock {
   using In = typename Problem::In;
@@ -274,12 +371,13 @@ struct GridPipelinedBlock {
   const Problem& problem;
   const GridPipelinedShape& shape;
   const CudaWorkspace& workspace;
-  GridPipelinedRing<Problem>& ring;
+  GridPipelinedSlot<Problem>* ring;
   char* slots;
+  std::uint32_t epoch;
   int lane;
 
   __device__ bool writes_rows() const { return problem.operation != Operation::logsumexp; }
-  __device__ std::uint32_t tag() const { return CudaWorkspace::tag_of(ring.epoch); }
+  __device__ std::uint32_t tag() const { return CudaWorkspace::tag_of(epoch); }
   __device__ char* slot(int s) const { return slots + s * shape.slot_bytes; }
   __device__ PartialWords<Acc>* words_of(index_type position) const {
     return workspace.partials<Acc>() + position * shape.slices;
@@ -288,9 +386,15 @@ struct GridPipelinedBlock {
   /// One thread.
   __device__ void produce() const {
     const index_type tickets = shape.tickets(problem.geometry.rows);
-    RingCursor at{0, 1};
+    RingCursor at{0, 1}, copied;
+    int copies = 0;
     for (;;) {
-      mbarrier_wait_parity(&ring.empty[at.slot], at.parity);
+      mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
+      if (copies == GridPipelinedShape::most_copies<In>) {
+        mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
+        copied.advance(shape.slots);
+        --copies;
+      }
       const auto ticket = static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
       if (ticket >= tickets) {
@@ -298,12 +402,12 @@ struct GridPipelinedBlock {
         if (ticket == tickets + gridDim.x - 1) {
           workspace.header->next_ticket = 0;
           workspace.header->epoch_and_arrivals =
-              static_cast<unsigned long long>(CudaWorkspace::epoch_after(ring.epoch)) << 32;
+              static_cast<unsigned long long>(CudaWorkspace::epoch_after(epoch)) << 32;
         }
-        for (int end = 0; end < GridPipelinedShape::parties; ++end) {
-          if (end > 0) mbarrier_wait_parity(&ring.empty[at.slot], at.parity);
-          ring.slice[at.slot].use = SliceUse::end;
-          mbarrier_arrive(&ring.full[at.slot]);
+        for (int end = 0; end < shape.parties; ++end) {
+          if (end > 0) mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
+          ring[at.slot].slice.use = SliceUse::end;
+          mbarrier_arrive(&ring[at.slot].full);
           at.advance(shape.slots);
         }
         return;
@@ -326,6 +430,7 @@ struct GridPipelinedBlock {
         if (position < 0 || position >= problem.geometry.rows) continue;
       }
       fill(at.slot, position, slice, use);
+      ++copies;
       at.advance(shape.slots);
     }
   }
@@ -333,7 +438,7 @@ struct GridPipelinedBlock {
   __device__ void fill(int s, index_type position, index_type slice, SliceUse use) const {
     const RowGeometry& g = problem.geometry;
     const RowGeometry::Row where = g.row(position);
-    SliceInSlot<Problem>& in = ring.slice[s];
+    SliceInSlot<Problem>& in = ring[s].slice;
     const index_type first = slice * shape.slice_columns;
     const index_type columns = min(static_cast<index_type>(shape.slice_columns), g.columns - first);
     const In* x = problem.x + where.x_offset + first;
@@ -359,42 +464,62 @@ struct GridPipelinedBlock {
         *reinterpret_cast<In*>(to + (reinterpret_cast<std::uintptr_t>(p) - copy_begin)) = *p;
     }
     const auto bytes = static_cast<std::uint32_t>(copy_end > copy_begin ? copy_end - copy_begin : 0);
-    mbarrier_arrive_expect_tx(&ring.full[s], bytes);
-    if (bytes) cp_async_bulk(to, reinterpret_cast<const void*>(copy_begin), bytes, &ring.full[s]);
+    mbarrier_arrive_expect_tx(&ring[s].full, bytes);
+    if (bytes) cp_async_bulk(to, reinterpret_cast<const void*>(copy_begin), bytes, &ring[s].full);
   }
 
-  /// One of the collectors.
-  __device__ void collect(int collector) const {
+  /// One warp.
+  __device__ void collect() const {
+    constexpr bool collects_ahead = GridPipelinedShape::collects_ahead<In>;
     index_type have = -1;
+    [[maybe_unused]] index_type asked = -1;
     SlicedRowResult<Problem> result{};
-    RingCursor at{collector, 0};
-    for (;; at.advance(shape.slots, GridPipelinedShape::collectors<In>)) {
-      mbarrier_wait_parity(&ring.full[at.slot], at.parity);
-      const SliceInSlot<Problem>& in = ring.slice[at.slot];
+    CollectedWords<Acc> words, next_words;
+    for (RingCursor at;; at.advance(shape.slots)) {
+      mbarrier_wait_parity(&ring[at.slot].full, at.parity);
+      const SliceInSlot<Problem>& in = ring[at.slot].slice;
       const SliceUse use = in.use;
       if (use == SliceUse::end) {
-        if (lane == 0) mbarrier_arrive(&ring.ready[at.slot]);
+        if (lane == 0) mbarrier_arrive(&ring[at.slot].ready);
         return;
       }
       const index_type position = in.position;
       Out* const y = in.y;
       const bool last = in.last_of_row;
+      if (GridPipelinedShape::collects_after_publishing<In>)
+        mbarrier_wait_parity(&ring[at.slot].reduced, at.parity);
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(&ring.empty[at.slot]);
+      if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
       const bool collects = shape.slices > 1 && (use != SliceUse::publish || (last && !writes_rows()));
       if (!collects) {
         // (A row of one slice has its result from a publisher.)
-        if (lane == 0 && use == SliceUse::publish) mbarrier_arrive(&ring.ready[at.slot]);
+        if (lane == 0 && use == SliceUse::publish) mbarrier_arrive(&ring[at.slot].ready);
         continue;
       }
       if (position != have) {
-        result = {problem.operation, collect_slices(words_of(position), shape.slices, tag(), lane)};
+        if (collects_ahead && position == asked) {
+          words = next_words;
+        } else {
+          words.ask(words_of(position), shape.slices, lane);
+        }
+        if constexpr (collects_ahead) {
+          RingCursor next = at;
+          next.advance(shape.slots);
+          const SliceInSlot<Problem>& after = ring[next.slot].slice;
+          asked = -1;
+          if (mbarrier_test_parity(&ring[next.slot].full, next.parity) && after.use != SliceUse::end &&
+              after.position != position) {
+            asked = after.position;
+            next_words.ask(words_of(asked), shape.slices, lane);
+          }
+        }
+        result = {problem.operation, words.join(words_of(position), shape.slices, tag(), lane)};
         have = position;
       }
       if (lane == 0) {
-        ring.of_row[at.slot] = result;
+        ring[at.slot].of_row = result;
         if (!writes_rows()) *y = store_as<Out>(result.logsumexp());
-        mbarrier_arrive(&ring.ready[at.slot]);
+        mbarrier_arrive(&ring[at.slot].ready);
       }
     }
   }
@@ -402,18 +527,16 @@ struct GridPipelinedBlock {
   /// A warp of a group of publishers.
   __device__ void publish(int group, int groups, int warp) const {
     int joins = 0;
-    int ends = GridPipelinedShape::parties / groups;
     RingCursor at{group, 0};
     for (;; at.advance(shape.slots, groups)) {
-      mbarrier_wait_parity(&ring.full[at.slot], at.parity);
-      const SliceUse use = ring.slice[at.slot].use;
+      mbarrier_wait_parity(&ring[at.slot].full, at.parity);
+      const SliceUse use = ring[at.slot].slice.use;
       if (use == SliceUse::end) {
-        if (lane == 0) mbarrier_arrive(&ring.reduced[at.slot]);
-        if (--ends == 0) return;
-        continue;
+        if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
+        return;
       }
       if (use == SliceUse::finish) {
-        if (lane == 0) mbarrier_arrive(&ring.reduced[at.slot]);
+        if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
       } else {
         publish_slice(at, warp, warp == joins);
         joins = (joins + 1) % warps_of_group;
@@ -425,20 +548,20 @@ struct GridPipelinedBlock {
   /// All lanes of a warp are done with a slot.
   __device__ void release(const RingCursor& at) const {
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(&ring.empty[at.slot]);
+    if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
   }
 
   /// Reduces a slice; one of the warps, in turns, joins what all found.
   __device__ void publish_slice(const RingCursor& at, int warp, bool joins) const {
-    const SliceInSlot<Problem>& in = ring.slice[at.slot];
+    const SliceInSlot<Problem>& in = ring[at.slot].slice;
     char* const data = slot(at.slot) + in.shift;
     PartialSoftmax<Acc> found;
     const bool keeps_exponentials = in.use == SliceUse::hold && problem.operation == Operation::softmax;
     const bool keeps_logits = has_transform && in.use == SliceUse::hold && !keeps_exponentials;
     with_quarters<In>(in.columns, [&](auto quarters) {
       SliceRegisters<Problem, decltype(quarters)::value> mine;
-      mine.load(reinterpret_cast<const In*>(data), in.columns, warp, lane, problem.transform.at_row(in.row),
-                in.first_column);
+      mine.load(reinterpret_cast<const In*>(data), in.columns, warp, opaque(lane),
+                problem.transform.at_row(in.row), in.first_column);
       found = mine.reduce([&]([[maybe_unused]] int i, [[maybe_unused]] Acc value, [[maybe_unused]] Acc e) {
         if constexpr (writes_back) {
           const int c = mine.column(i, warp, lane);
@@ -447,13 +570,13 @@ struct GridPipelinedBlock {
         }
       });
     });
-    if (lane == 0) ring.of_warp[at.slot][warp] = found;
+    if (lane == 0) ring[at.slot].of_warp[warp] = found;
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(&ring.reduced[at.slot]);
+    if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
     if (!joins) return;
-    mbarrier_wait_parity(&ring.reduced[at.slot], at.parity);
+    mbarrier_wait_parity(&ring[at.slot].reduced, at.parity);
     const PartialSoftmax<Acc> of_slice =
-        join_lanes<warps_of_group>(ring.of_warp[at.slot][lane % warps_of_group]);
+        join_lanes<warps_of_group>(ring[at.slot].of_warp[lane % warps_of_group]);
     if (lane != 0) return;
     if (shape.slices > 1) {
       PartialWords<Acc>::publish(words_of(in.position) + in.first_column / shape.slice_columns, of_slice,
@@ -462,8 +585,8 @@ struct GridPipelinedBlock {
     }
     const SlicedRowResult<Problem> result(problem.operation, of_slice);
     if (writes_rows()) {
-      ring.of_row[at.slot] = result;
-      mbarrier_arrive(&ring.ready[at.slot]);
+      ring[at.slot].of_row = result;
+      mbarrier_arrive(&ring[at.slot].ready);
     } else {
       *in.y = store_as<Out>(result.logsumexp());
     }
@@ -471,30 +594,36 @@ struct GridPipelinedBlock {
 
   /// A warp of the finishers.
   __device__ void finish(int warp) const {
-    RingCursor at;
-    for (;; at.advance(shape.slots)) {
-      mbarrier_wait_parity(&ring.ready[at.slot], at.parity);
-      mbarrier_wait_parity(&ring.full[at.slot], at.parity);  // passed, but what the copy wrote is visible now
-      const SliceUse use = ring.slice[at.slot].use;
-      if (use == SliceUse::end) return;
-      if (use == SliceUse::publish) {
-        release(at);
+    for (RingCursor at;; at.advance(shape.slots)) {
+      GridPipelinedSlot<Problem>& held = ring[at.slot];
+      mbarrier_wait_parity(&held.ready, at.parity);
+      mbarrier_wait_parity(&held.full, at.parity);  // passed, but what the copy wrote is visible now
+      const SliceUse use = held.slice.use;
+      const auto done = [&] {
+        fence_proxy_async_shared();  // what was written to the slot comes before the copy from it
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&held.written);
+      };
+      if (use == SliceUse::hold || use == SliceUse::finish) {
+        finish_slice(at, warp, done);
       } else {
-        finish_slice(at, warp);
+        done();
       }
+      if (use == SliceUse::end) return;
     }
   }
 
-  __device__ void finish_slice(const RingCursor& at, int warp) const {
-    const SliceInSlot<Problem>& in = ring.slice[at.slot];
-    const SlicedRowResult<Problem> result = ring.of_row[at.slot];
-    const SliceWriter<Problem> writer{in, slot(at.slot), warp, lane, result};
-    const auto done = [&] { release(at); };
+  template <class Done>
+  __device__ void finish_slice(const RingCursor& at, int warp, const Done& done) const {
+    GridPipelinedSlot<Problem>& held = ring[at.slot];
+    const SliceInSlot<Problem>& in = held.slice;
+    const SlicedRowResult<Problem> result = held.of_row;
+    const SliceWriter<Problem> writer{in, slot(at.slot), warp, opaque(lane), result};
     if constexpr (writes_back) {
       if (in.use == SliceUse::hold) {
-        mbarrier_wait_parity(&ring.reduced[at.slot], at.parity);
+        mbarrier_wait_parity(&held.reduced, at.parity);
         if (problem.operation == Operation::softmax) {
-          writer.scale_exponentials(ring.of_warp[at.slot], done);
+          writer.scale_exponentials(held.of_warp, done);
         } else {
           writer.from_logits(done);
         }
@@ -502,6 +631,41 @@ struct GridPipelinedBlock {
       }
     }
     writer.from_inputs(problem.transform.at_row(in.row), done);
+  }
+
+  /// One thread. A slot is free when its copy has been read, which is waited for as late as possible.
+  __device__ void store() const {
+    Mbarrier* read_next = nullptr;
+    const auto free_last = [&](auto copies_after) {
+      if (!read_next) return;
+      cp_async_bulk_wait_group_read<decltype(copies_after)::value>();
+      mbarrier_arrive(read_next);
+      read_next = nullptr;
+    };
+    for (RingCursor at;; at.advance(shape.slots)) {
+      GridPipelinedSlot<Problem>& held = ring[at.slot];
+      if (!mbarrier_test_parity(&held.written, at.parity)) {
+        free_last(std::integral_constant<int, 0>{});
+        mbarrier_wait_parity(&held.written, at.parity);
+      }
+      const SliceInSlot<Problem>& in = held.slice;
+      if (in.use == SliceUse::end) break;
+      const int before = in.bytes_before_boundary();
+      const int bytes = (in.columns * static_cast<int>(sizeof(Out)) - before) /
+                        GridPipelinedShape::copy_alignment * GridPipelinedShape::copy_alignment;
+      if (!SliceWriter<Problem>::through_slot || in.use == SliceUse::publish || bytes <= 0) {
+        mbarrier_arrive(&held.empty);
+        continue;
+      }
+      // From the boundary at or behind the slot's begin that the first boundary of y has its place at.
+      cp_async_bulk_store(reinterpret_cast<char*>(in.y) + before,
+                          slot(at.slot) + (before > 0 ? GridPipelinedShape::copy_alignment : 0),
+                          static_cast<std::uint32_t>(bytes));
+      free_last(std::integral_constant<int, 1>{});
+      read_next = &held.empty;
+    }
+    free_last(std::integral_constant<int, 0>{});
+    cp_async_bulk_wait_group();
   }
 };
 
@@ -511,37 +675,43 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads, 1)
                                const __grid_constant__ GridPipelinedShape shape,
                                const __grid_constant__ CudaWorkspace workspace) {
   extern __shared__ __align__(128) char grid_pipelined_slots[];
-  __shared__ GridPipelinedRing<Problem> ring;
+  __shared__ std::uint32_t shared_epoch;
   constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
+  auto* const ring =
+      reinterpret_cast<GridPipelinedSlot<Problem>*>(grid_pipelined_slots + shape.slots * shape.slot_bytes);
+  const bool finishes = problem.operation != Operation::logsumexp;
   if (threadIdx.x == 0) {
-    const bool finishes = problem.operation != Operation::logsumexp;
     for (int i = 0; i < shape.slots; ++i) {
-      mbarrier_init(&ring.full[i], 1);
-      mbarrier_init(&ring.empty[i], (finishes ? 2 : 1) * warps_of_group + 1);
-      mbarrier_init(&ring.reduced[i], warps_of_group);
-      mbarrier_init(&ring.ready[i], 1);
+      mbarrier_init(&ring[i].full, 1);
+      mbarrier_init(&ring[i].reduced, warps_of_group);
+      mbarrier_init(&ring[i].ready, 1);
+      mbarrier_init(&ring[i].written, warps_of_group);
+      // The publishers, the collector, and who stores.
+      mbarrier_init(&ring[i].empty, warps_of_group + 1 + (finishes ? 1 : 0));
     }
     fence_mbarrier_init();
-    ring.epoch = static_cast<std::uint32_t>(workspace.header->epoch_and_arrivals >> 32);
+    shared_epoch = static_cast<std::uint32_t>(workspace.header->epoch_and_arrivals >> 32);
   }
   __syncthreads();
-  workspace.clear_before_first_epoch(ring.epoch);
+  const std::uint32_t epoch = shared_epoch;
+  workspace.clear_before_first_epoch(epoch);
   const int warp = threadIdx.x / 32;
   const GridPipelinedBlock<Problem> block{
-      problem, shape, workspace, ring, grid_pipelined_slots, static_cast<int>(threadIdx.x % 32)};
-  const bool finishes = block.writes_rows();
+      problem, shape, workspace, ring, grid_pipelined_slots, epoch, static_cast<int>(threadIdx.x % 32)};
   if (warp < warps_of_group) {
-    block.publish(0, finishes ? 1 : 2, warp);
+    block.publish(0, shape.parties, warp);
   } else if (warp < 2 * warps_of_group) {
     if (finishes) {
       block.finish(warp - warps_of_group);
     } else {
-      block.publish(1, 2, warp - warps_of_group);
+      block.publish(1, shape.parties, warp - warps_of_group);
     }
   } else if (warp == 2 * warps_of_group) {
     if (block.lane == 0) block.produce();
-  } else if (warp <= 2 * warps_of_group + GridPipelinedShape::collectors<typename Problem::In>) {
-    block.collect(warp - 2 * warps_of_group - 1);
+  } else if (warp == 2 * warps_of_group + 1) {
+    block.collect();
+  } else if (finishes && block.lane == 0) {
+    block.store();
   }
 }
 
@@ -577,18 +747,21 @@ struct GridPipelinedRows {
     shape.slice_columns = plan.slice_columns;
     constexpr int alignment = GridPipelinedShape::slot_alignment;
     // A slice that starts off a boundary takes up to 16 bytes more.
+    const int more = is_aligned(problem) ? 0 : GridPipelinedShape::copy_alignment;
     shape.slot_bytes =
-        (plan.slice_columns * static_cast<int>(sizeof(In)) + 16 + alignment - 1) / alignment * alignment;
-    constexpr int parties = GridPipelinedShape::parties;
-    shape.slots = std::min({slots, device.shared_bytes / shape.slot_bytes, GridPipelinedShape::most_slots}) /
-                  parties * parties;
+        (plan.slice_columns * static_cast<int>(sizeof(In)) + more + alignment - 1) / alignment * alignment;
+    constexpr int known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
+    shape.parties = problem.operation == Operation::logsumexp ? 2 : 1;
+    shape.slots = std::min({slots, device.shared_bytes / (shape.slot_bytes + known_bytes),
+                            GridPipelinedShape::most_slots}) /
+                  shape.parties * shape.parties;
     shape.rereads =
         problem.operation != Operation::logsumexp &&
         (plan.reads_twice || plan.slices > static_cast<index_type>(device.multiprocessors) * shape.slots);
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
       launch_cooperatively(exec, kernel, device.multiprocessors, GridPipelinedShape::threads,
-                           static_cast<std::size_t>(shape.slots) * shape.slot_bytes, problem, shape,
-                           CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
+                           static_cast<std::size_t>(shape.slots) * (shape.slot_bytes + known_bytes), problem,
+                           shape, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
     });
   }
 
@@ -599,6 +772,23 @@ struct GridPipelinedRows {
   }
 
  private:
+  /// Whether each slice of x and y starts at a boundary of 16 bytes.
+  template <class Problem>
+  static bool is_aligned(const Problem& problem) {
+    constexpr index_type alignment = GridPipelinedShape::copy_alignment;
+    const RowGeometry& g = problem.geometry;
+    const auto starts_there = [&](const auto* data, const index_type* strides) {
+      bool all = reinterpret_cast<std::uintptr_t>(data) % alignment == 0;
+      for (int d = 0; d < g.rank; ++d) {
+        if (g.extent[d] > 1)
+          all = all && strides[d] * static_cast<index_type>(sizeof(*data)) % alignment == 0;
+      }
+      return all;
+    };
+    return starts_there(problem.x, g.x_stride) &&
+           (problem.operation == Operation::logsumexp || starts_there(problem.y, g.y_stride));
+  }
+
   template <class Problem>
   static index_type words(const Problem& problem, const ReductionPlan& plan) {
     return plan.slices > 1 ? problem.geometry.rows * plan.slices : 0;

@@ -119,6 +119,21 @@ __device__ __forceinline__ void mbarrier_wait_parity(Mbarrier* barrier, std::uin
 #endif
 }
 
+/// mbarrier.test_wait.parity: whether the phase of that parity has completed; where it has, like waiting.
+__device__ __forceinline__ bool mbarrier_test_parity(Mbarrier* barrier, std::uint32_t parity) {
+  std::uint32_t done = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+#else
+  __trap();
+#endif
+  return done;
+}
+
 /// cp.async.bulk from global to shared memory ("Data Movement and Conversion Instructions: cp.async.bulk"):
 /// both addresses and the size are multiples of 16; reports its bytes to the barrier.
 __device__ __forceinline__ void cp_async_bulk(void* to, const void* from, std::uint32_t bytes,
@@ -134,12 +149,46 @@ __device__ __forceinline__ void cp_async_bulk(void* to, const void* from, std::u
 #endif
 }
 
+/// cp.async.bulk from shared to global memory (ibidem), alone in a bulk group of its own.
+__device__ __forceinline__ void cp_async_bulk_store(void* to, const void* from, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
+      "r"(shared_address(from)), "r"(bytes)
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+
+/// cp.async.bulk.wait_group.read: until all of the thread's bulk groups but the last `but` have been read.
+template <int but>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(but) : "memory");
+#endif
+}
+
+/// cp.async.bulk.wait_group: until all of the thread's bulk groups are complete.
+__device__ __forceinline__ void cp_async_bulk_wait_group() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+}
+
 /// fence.proxy.async ("membar, fence: proxy"): ordinary accesses to shared memory before it come before bulk
 /// copies after it.
 __device__ __forceinline__ void fence_proxy_async_shared() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
+}
+
+/// barrier.cta.sync ("Parallel Synchronization and Communication Instructions: barrier") of `threads`
+/// threads, whole warps; 0 is the one of __syncthreads().
+__device__ __forceinline__ void barrier_sync(int barrier, int threads) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /// griddepcontrol.wait ("Parallel Synchronization and Communication Instructions: griddepcontrol"): until the
