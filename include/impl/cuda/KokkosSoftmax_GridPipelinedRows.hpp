@@ -14,7 +14,7 @@
 /// the copies of others. What was measured, as fractions of a copy of 1 GiB, float, on one H200: warps that
 /// do all of it in turn 0.8, since they wait for copies while results are there, or for results while copies
 /// are; slices that wait for their row in registers 0.2 to 0.5, since then publishing waits for finishing;
-/// finishers that store to global memory themselves 0.90 to 0.94, with the storer 0.94 to 0.97: their stores
+/// finishers that store to global memory themselves 0.90 to 0.94, with the storer 0.93 to 0.97: their stores
 /// hold up the loads of the publishers; a ticket drawn ahead of its slot 2 points less: the longer a ticket
 /// waits, the longer all the others of its row.
 ///
@@ -41,20 +41,11 @@ struct GridPipelinedShape {
   static constexpr int slot_alignment = 128;
   static constexpr int copy_alignment = 16;
 
-#ifndef KS_AHEAD
-#define KS_AHEAD (sizeof(In) == 2)
-#define KS_LATE (sizeof(In) == 2)
-#define KS_COPIES (sizeof(In) == 2 ? 2 : most_slots)
-#endif
-  /// Whether the collector asks for the words of the next slot's row before it has those of this one's.
-  template <class In>
-  static constexpr bool collects_ahead = KS_AHEAD;
-  /// Whether it asks for none before the slot's own slice is published.
-  template <class In>
-  static constexpr bool collects_after_publishing = KS_LATE;
-  /// Slots whose copies are under way at once.
-  template <class In>
-  static constexpr int most_copies = KS_COPIES;
+  /// Copies to slots under way at once: more only queue before memory, and the longer a copy takes, the
+  /// longer wait the other slices of its row. (2 and 3 on one H200, fractions of a copy: 1 GiB of float,
+  /// 32768 columns 0.945 and 0.950, 131072 columns 0.954 and 0.959; of bfloat16 0.925 and 0.931, 0.932 both.
+  /// Without a limit 0.952 and 0.936 for float.)
+  static constexpr int most_copies = 3;
 
   index_type slices;    ///< of a row
   double rows_a_slice;  ///< 1 / slices
@@ -388,9 +379,10 @@ struct GridPipelinedBlock {
     const index_type tickets = shape.tickets(problem.geometry.rows);
     RingCursor at{0, 1}, copied;
     int copies = 0;
+    const int most_copies = min(GridPipelinedShape::most_copies, shape.slots);
     for (;;) {
       mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
-      if (copies == GridPipelinedShape::most_copies<In>) {
+      if (copies == most_copies) {
         mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
         copied.advance(shape.slots);
         --copies;
@@ -470,11 +462,8 @@ struct GridPipelinedBlock {
 
   /// One warp.
   __device__ void collect() const {
-    constexpr bool collects_ahead = GridPipelinedShape::collects_ahead<In>;
     index_type have = -1;
-    [[maybe_unused]] index_type asked = -1;
     SlicedRowResult<Problem> result{};
-    CollectedWords<Acc> words, next_words;
     for (RingCursor at;; at.advance(shape.slots)) {
       mbarrier_wait_parity(&ring[at.slot].full, at.parity);
       const SliceInSlot<Problem>& in = ring[at.slot].slice;
@@ -486,8 +475,6 @@ struct GridPipelinedBlock {
       const index_type position = in.position;
       Out* const y = in.y;
       const bool last = in.last_of_row;
-      if (GridPipelinedShape::collects_after_publishing<In>)
-        mbarrier_wait_parity(&ring[at.slot].reduced, at.parity);
       __syncwarp();
       if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
       const bool collects = shape.slices > 1 && (use != SliceUse::publish || (last && !writes_rows()));
@@ -497,23 +484,7 @@ struct GridPipelinedBlock {
         continue;
       }
       if (position != have) {
-        if (collects_ahead && position == asked) {
-          words = next_words;
-        } else {
-          words.ask(words_of(position), shape.slices, lane);
-        }
-        if constexpr (collects_ahead) {
-          RingCursor next = at;
-          next.advance(shape.slots);
-          const SliceInSlot<Problem>& after = ring[next.slot].slice;
-          asked = -1;
-          if (mbarrier_test_parity(&ring[next.slot].full, next.parity) && after.use != SliceUse::end &&
-              after.position != position) {
-            asked = after.position;
-            next_words.ask(words_of(asked), shape.slices, lane);
-          }
-        }
-        result = {problem.operation, words.join(words_of(position), shape.slices, tag(), lane)};
+        result = {problem.operation, collect_slices(words_of(position), shape.slices, tag(), lane)};
         have = position;
       }
       if (lane == 0) {

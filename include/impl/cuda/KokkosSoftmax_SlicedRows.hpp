@@ -273,47 +273,27 @@ __device__ PartialSoftmax<Acc> join_slices(index_type slices, int lane, const Ge
   return join_lanes<32>(total);
 }
 
-/// The words of a row's slices as a warp gets them, lane l those of slices l, l + 32, ...
-template <class Acc>
-struct CollectedWords {
-  static constexpr int at_once = 4;  ///< loads that a lane has under way
-  PartialWords<Acc> of[at_once];
-
-  /// Starts the loads of the first ones.
-  __device__ void ask(const PartialWords<Acc>* words, index_type slices, int lane) {
-#pragma unroll
-    for (int i = 0; i < at_once; ++i) {
-      if (lane + i * 32 < slices) of[i] = PartialWords<Acc>::load(words + lane + i * 32);
-    }
-  }
-
-  /// The row's result, waiting for words that are not there yet.
-  __device__ PartialSoftmax<Acc> join(const PartialWords<Acc>* words, index_type slices, std::uint32_t tag,
-                                      int lane) {
-    PartialSoftmax<Acc> total = PartialSoftmax<Acc>::none();
-    for (index_type first = lane;;) {
-#pragma unroll
-      for (int i = 0; i < at_once; ++i) {
-        if (first + i * 32 < slices) {
-          while (!of[i].is_of(tag)) of[i] = PartialWords<Acc>::load(words + first + i * 32);
-          total.join(of[i].value());
-        }
-      }
-      first += 32 * at_once;
-      if (first >= slices) break;
-      ask(words + first - lane, slices - first + lane, lane);
-    }
-    return join_lanes<32>(total);
-  }
-};
-
 /// The same from words in memory, waiting for those that are not there yet.
 template <class Acc>
 __device__ PartialSoftmax<Acc> collect_slices(const PartialWords<Acc>* words, index_type slices,
-                                              std::uint32_t tag, int lane) {
-  CollectedWords<Acc> collected;
-  collected.ask(words, slices, lane);
-  return collected.join(words, slices, tag, lane);
+                                              std::uint32_t epoch, int lane) {
+  constexpr int at_once = 4;  // loads that a lane has under way
+  PartialSoftmax<Acc> total = PartialSoftmax<Acc>::none();
+  for (index_type first = lane; first < slices; first += 32 * at_once) {
+    PartialWords<Acc> of[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (first + i * 32 < slices) of[i] = PartialWords<Acc>::load(words + first + i * 32);
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (first + i * 32 < slices) {
+        while (!of[i].is_of(epoch)) of[i] = PartialWords<Acc>::load(words + first + i * 32);
+        total.join(of[i].value());
+      }
+    }
+  }
+  return join_lanes<32>(total);
 }
 
 template <class Exec, class Problem>
