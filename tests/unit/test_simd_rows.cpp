@@ -254,6 +254,65 @@ TEST_F(SimdRows, TilesGiveTheBitsOfColumnsAlone) {
   }
 }
 
+// Tiles of every width have vectors that are whole and one that is not, in groups that are full and one that
+// is not; their columns lie wherever padding puts them, in place or not. A row's bits are those it has among
+// 16 others, and no byte of the padding changes.
+template <class T>
+void check_tile_widths(const Exec& exec, Operation operation, bool in_place) {
+  using Rows = Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space>;
+  using Padded =
+      Kokkos::View<T**, Kokkos::LayoutStride, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  const Kokkos::View<T*, Exec::memory_space> lse("lse", 0);
+  for (const std::int64_t columns : {1, 31, 33, 70, 1025, 4097}) {
+    for (const std::int64_t width : {17, 31, 40, 64, 77, 112, 120, 128, 141, 300}) {
+      if (columns > 1000 && width != 31 && width != 141) continue;
+      for (const std::int64_t padding : {0, 5}) {
+        const std::int64_t distance = width + padding;
+        const auto bytes = static_cast<std::size_t>(columns * distance) * sizeof(T);
+        const Kokkos::View<T*, Exec::memory_space> x("x", columns * distance), y("y", columns * distance),
+            kept("kept", columns * distance);
+        const Rows thin("thin", columns, 17), alone("alone", columns, 17);
+        Random random(8);
+        for (std::int64_t i = 0; i < columns * distance; ++i) {
+          x.data()[i] = T(static_cast<float>(random.uniform(-9, 9)));
+          y.data()[i] = T(-7.0f);
+        }
+        std::memcpy(static_cast<void*>(kept.data()), in_place ? x.data() : y.data(), bytes);
+        const Kokkos::LayoutStride layout(columns, distance, width, 1);
+        const Rows logits("logits", columns, width);
+        for (std::int64_t c = 0; c < columns; ++c)
+          std::memcpy(static_cast<void*>(&logits(c, 0)), x.data() + c * distance,
+                      static_cast<std::size_t>(width) * sizeof(T));
+        T* out = in_place ? x.data() : y.data();
+        call(operation, exec, Padded(x.data(), layout), Padded(out, layout), lse, 0);
+        std::int64_t different = 0;
+        for (std::int64_t first = 0; first < width;
+             first = first + 17 < width ? std::min(first + 17, width - 17) : width) {
+          for (std::int64_t c = 0; c < columns; ++c)
+            std::memcpy(static_cast<void*>(&thin(c, 0)), &logits(c, first), 17 * sizeof(T));
+          call(operation, exec, thin, alone, lse, 0);
+          for (std::int64_t c = 0; c < columns; ++c)
+            different += std::memcmp(out + c * distance + first, &alone(c, 0), 17 * sizeof(T)) != 0;
+        }
+        for (std::int64_t i = 0; i < columns * distance; ++i)
+          different += i % distance >= width && std::memcmp(out + i, kept.data() + i, sizeof(T)) != 0;
+        EXPECT_EQ(different, 0) << columns << " x " << width << " + " << padding << " "
+                                << ks::scalar_name<T>() << (in_place ? " in place" : "");
+      }
+    }
+  }
+}
+TEST_F(SimdRows, TilesOfEveryWidthGiveTheBitsOfThinOnes) {
+  for (auto operation : {Operation::softmax, Operation::log_softmax}) {
+    for (bool in_place : {false, true}) {
+      check_tile_widths<float>(exec, operation, in_place);
+      check_tile_widths<double>(exec, operation, in_place);
+      check_tile_widths<ks::half_t>(exec, operation, in_place);
+      check_tile_widths<ks::bhalf_t>(exec, operation, in_place);
+    }
+  }
+}
+
 // A maximum that rises from block to block, the hardest order for sums that are rescaled: within the contract
 // all the same, along either axis.
 TEST_F(SimdRows, RisingRows) {

@@ -136,7 +136,7 @@ struct SimdRows {
       const RowGeometry& g = problem.geometry;
       using A = typename Problem::Acc;
       if (problem.axis_is_strided) {
-        stage = SimdTilePlan<A>::scratch_bytes + 256;
+        stage = SimdTilePlan<A>::scratch_bytes(g.columns, HostCaches::longest_stage(threads)) + 256;
         const index_type chunks = SimdTilePlan<A>::chunks(g.columns);
         // [max, sum] of each lane; a tile has places for fewer than twice its rows, but for the last one.
         if (chunks > 1) {
@@ -385,7 +385,7 @@ struct SimdRows {
   static void run_tiles(const Exec& exec, const Problem& problem) {
     using A = Acc<Problem>;
     const Call<Problem> call(exec, problem);
-    const SimdTiles tiles = SimdTiles::of(problem, call.threads);
+    const SimdTiles tiles = SimdTiles::of(problem, call.threads, HostCaches::longest_stage(call.threads));
     const index_type chunks = SimdTilePlan<A>::chunks(problem.geometry.columns);
     if (chunks == 1) {
       const int tasks = call.tasks(tiles.count);

@@ -23,14 +23,15 @@ struct SimdTilePlan {
   /// Lanes that go through a block together: 16 KB, half of the smallest first-level cache.
   static constexpr int group = 512 / sizeof(Acc);
   static_assert(group % width == 0);
-  /// A tile of exponentials waits in the second-level cache: this many bytes of it.
-  static constexpr index_type stage_bytes = index_type(512) << 10;
+  /// A tile of exponentials waits in a cache: at least this many bytes of it, more where the threads share a
+  /// large one, for memory gives and takes wide tiles faster.
+  static constexpr std::size_t least_stage_bytes = std::size_t(512) << 10;
   /// 4 KB of a column, a page of memory.
   static constexpr int most_lanes = 4096 / sizeof(Acc);
   static constexpr int fewest_lanes = 128 / sizeof(Acc);
   /// Columns of which a tile of twice the fewest lanes fits; longer rows are read twice, in chunks.
   static constexpr index_type longest_staged =
-      stage_bytes / (2 * fewest_lanes * static_cast<index_type>(sizeof(Acc)));
+      static_cast<index_type>(least_stage_bytes / (2 * fewest_lanes * sizeof(Acc)));
   static constexpr index_type chunk = 1024;
   static_assert(chunk % block == 0);
 
@@ -38,9 +39,15 @@ struct SimdTilePlan {
     return columns <= longest_staged ? 1 : ceil_div(columns, chunk);
   }
   static index_type blocks(index_type columns) { return ceil_div(columns, block); }
-  /// What a thread needs: the exponentials, or those of one block, and the maximum and sum of each block.
-  static constexpr std::size_t scratch_bytes =
-      static_cast<std::size_t>(stage_bytes) + 2 * (chunk / block) * most_lanes * sizeof(Acc);
+  /// What a thread needs: the maximum and sum of each block; the exponentials, or those of one block. No less
+  /// for longer rows.
+  static constexpr index_type partials = 2 * (longest_staged / block) * most_lanes;
+  static_assert(longest_staged >= chunk);
+  static std::size_t scratch_bytes(index_type columns, std::size_t stage_bytes) {
+    const auto whole =
+        static_cast<std::size_t>(blocks(std::min(columns, longest_staged)) * block * most_lanes);
+    return partials * sizeof(Acc) + std::min(stage_bytes, whole * sizeof(Acc));
+  }
 };
 
 /// How the rows are grouped into tiles: of neighbours in memory where there are some.
@@ -52,7 +59,7 @@ struct SimdTiles {
   index_type count;
 
   template <class Problem>
-  static SimdTiles of(const Problem& problem, int concurrency) {
+  static SimdTiles of(const Problem& problem, int concurrency, std::size_t stage_bytes) {
     using Acc = typename Problem::Acc;
     using Plan = SimdTilePlan<Acc>;
     const RowGeometry& g = problem.geometry;
@@ -63,7 +70,7 @@ struct SimdTiles {
     tiles.inner = tiles.adjacent ? g.extent[fastest] : g.rows;
     index_type lanes = Plan::most_lanes, units = 1;
     if (Plan::chunks(g.columns) == 1) {
-      lanes = std::min(lanes, Plan::stage_bytes / static_cast<index_type>(sizeof(Acc)) /
+      lanes = std::min(lanes, static_cast<index_type>(stage_bytes / sizeof(Acc)) /
                                   (Plan::blocks(g.columns) * Plan::block));
     } else {
       units = Plan::chunks(g.columns);
@@ -104,12 +111,7 @@ class SimdTile {
     padded_ = (lanes_ + w - 1) / w * w;
     group_ = std::min(padded_, Plan::group);
     groups_ = (padded_ + group_ - 1) / group_;
-    // Columns at a distance of a large power of two share a few sets of the caches, so that a block does not
-    // stay there: it is copied.
-    constexpr index_type distance_of_sets = 32768;
-    from_memory_ =
-        identity && adjacent_ &&
-        problem.geometry.x_column_stride * static_cast<index_type>(sizeof(In)) % distance_of_sets != 0;
+    from_memory_ = identity && adjacent_;
     for (int l = 0; l < lanes_; ++l) {
       const RowGeometry::Row row = problem.geometry.row(first + l);
       x_offset_[l] = row.x_offset;
@@ -122,14 +124,14 @@ class SimdTile {
   /// Rows that wait in `scratch` as a whole.
   void whole(Acc* scratch) {
     const index_type columns = problem_.geometry.columns, blocks = Plan::blocks(columns);
-    Acc* partials = scratch + Plan::stage_bytes / static_cast<index_type>(sizeof(Acc));
-    reduce(0, columns, scratch, operation == Operation::softmax, partials);
+    Acc *partials = scratch, *stage = scratch + Plan::partials;
+    reduce(0, columns, stage, operation == Operation::softmax, partials);
     merge(partials, blocks, 2 * padded_);
     finish();
     if constexpr (operation == Operation::softmax) {
-      write_staged(scratch, partials);
+      write_staged(stage, partials);
     } else if constexpr (operation == Operation::log_softmax) {
-      write_columns(0, columns, scratch);
+      write_columns(0, columns, stage);
     }
   }
 
@@ -137,8 +139,8 @@ class SimdTile {
   void reduce_chunk(index_type chunk, Acc* scratch, Acc* state) {
     const index_type begin = chunk * Plan::chunk,
                      end = std::min(begin + Plan::chunk, problem_.geometry.columns);
-    Acc* partials = scratch + Plan::stage_bytes / static_cast<index_type>(sizeof(Acc));
-    reduce(begin, end, scratch, false, partials);
+    Acc* partials = scratch;
+    reduce(begin, end, scratch + Plan::partials, false, partials);
     merge(partials, Plan::blocks(end - begin), 2 * padded_);
     std::memcpy(state, max_, static_cast<std::size_t>(padded_) * sizeof(Acc));
     std::memcpy(state + padded_, sum_, static_cast<std::size_t>(padded_) * sizeof(Acc));
@@ -215,6 +217,22 @@ class SimdTile {
     KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(int c) const { return Ops::load(v + c * stride); }
   };
 
+  /// Columns to be fetched, a line at a time, each column's lines one after the other: memory gives those
+  /// faster than lines of as many pages.
+  struct NextColumns {
+    const char* x;
+    index_type stride;  ///< bytes, as all
+    int run, at;
+    KOKKOSSOFTMAX_HOST_FUNCTION void fetch() {
+      __builtin_prefetch(x + at, 0, 2);
+      at += std::min(64, w * static_cast<int>(sizeof(In)));
+      if (at >= run) {
+        x += stride;
+        at = 0;
+      }
+    }
+  };
+
   /// The blocks of [begin, end): their [max, sum] of each lane in `partials`; exponentials in `stage`, of all
   /// blocks one after the other if `keep`.
   void reduce(index_type begin, index_type end, Acc* stage, bool keep, Acc* partials) {
@@ -228,20 +246,19 @@ class SimdTile {
         const int first = g * group_, last = std::min(first + group_, lanes_);
         load_block(b, columns, first, last, v, partials + first);
         // What comes next: the next lanes of these columns, or the next columns.
-        const In* next = problem_.x + x_offset_[0];
-        if (g + 1 < groups_) {
-          next = x_column(b) + first + group_;
-        } else if (b + 2 * Plan::block <= end) {
-          next = x_column(b + Plan::block);
+        NextColumns next{reinterpret_cast<const char*>(problem_.x + x_offset_[0]), 0, 0, 0};
+        if (adjacent_ && (g + 1 < groups_ || b + 2 * Plan::block <= end)) {
+          const In* x = g + 1 < groups_ ? x_column(b) + first + group_ : x_column(b + Plan::block);
+          next = NextColumns{reinterpret_cast<const char*>(x),
+                             problem_.geometry.x_column_stride * static_cast<index_type>(sizeof(In)),
+                             std::min(group_, lanes_) * static_cast<int>(sizeof(In)), 0};
         }
-        const index_type next_stride =
-            next == problem_.x + x_offset_[0] ? 0 : problem_.geometry.x_column_stride;
         for (int l = 0; l < last - first; l += w) {
           const auto add = [&](const auto& source) __attribute__((always_inline)) {
             if (keep) {
-              add_block<true>(source, v + l, columns, partials + first + l, next + l, next_stride);
+              add_block<true>(source, v + l, columns, partials + first + l, next);
             } else {
-              add_block<false>(source, v + l, columns, partials + first + l, next + l, next_stride);
+              add_block<false>(source, v + l, columns, partials + first + l, next);
             }
           };
           if (from_memory_ && l + w <= last - first) {
@@ -271,11 +288,24 @@ class SimdTile {
           for (int k = 0; k < all; ++k) m[k] = Ops::larger(Ops::load(x + k * w), m[k]);
         }
       } else {
+        // Runs of half as many vectors, whose maxima stay in registers too, then single ones.
+        constexpr int half = all / 2;
         const int whole = (last - first) / w, rest = (last - first) % w;
-        for (int c = 0; c < columns; ++c, x += stride) {
-          for (int k = 0; k < whole; ++k) m[k] = Ops::larger(Ops::load(x + k * w), m[k]);
-          if (rest > 0)
-            m[whole] = Ops::larger(Ops::load_part(x + whole * w, rest, -infinity_v<Acc>), m[whole]);
+        int k = 0;
+        if (whole >= half) {
+          for (int c = 0; c < columns; ++c) {
+            for (int i = 0; i < half; ++i) m[i] = Ops::larger(Ops::load(x + c * stride + i * w), m[i]);
+          }
+          k = half;
+        }
+        for (; k < whole; ++k) {
+          Vector one(-infinity_v<Acc>);
+          for (int c = 0; c < columns; ++c) one = Ops::larger(Ops::load(x + c * stride + k * w), one);
+          m[k] = one;
+        }
+        for (int c = 0; rest > 0 && c < columns; ++c) {
+          m[whole] =
+              Ops::larger(Ops::load_part(x + c * stride + whole * w, rest, -infinity_v<Acc>), m[whole]);
         }
       }
     } else {
@@ -298,13 +328,12 @@ class SimdTile {
   /// Exponentials and sums of a block of columns, for a vector of lanes.
   template <bool keep, class Source>
   KOKKOSSOFTMAX_HOST_FUNCTION void add_block(const Source& source, Acc* v, int columns, Acc* partial,
-                                             const In* next, index_type next_stride) const {
+                                             NextColumns& next) const {
     const Vector m = Ops::load(partial);
     const auto one = [&](int c) __attribute__((always_inline)) {
       const Vector e = exp_of_vector_difference<Ops>(source(c) - m);
       if constexpr (keep) Ops::store(v + c * group_, e);
-      __builtin_prefetch(next, 0, 2);
-      next += next_stride;
+      next.fetch();
       return e;
     };
     Vector sum;
@@ -366,7 +395,11 @@ class SimdTile {
 
   /// softmax of the exponentials in `stage`.
   void write_staged(Acc* stage, Acc* partials) {
-    const index_type columns = problem_.geometry.columns;
+    const index_type columns = problem_.geometry.columns, y_stride = problem_.geometry.y_column_stride;
+    // Not where columns continue each other, nor where they share a few sets of the first-level cache, which
+    // lines that wait there to be written would fill.
+    const bool fetch = !stream_ && adjacent_ && y_stride != lanes_ &&
+                       y_stride * static_cast<index_type>(sizeof(Out)) % 2048 != 0;
     for (index_type b = 0; b < columns; b += Plan::block, partials += 2 * padded_) {
       const int of_block = static_cast<int>(std::min<index_type>(Plan::block, columns - b));
       for (int l = 0; l < padded_; l += w) {
@@ -378,7 +411,7 @@ class SimdTile {
         const Acc* factor = partials + first;
         for (int c = 0; c < of_block; ++c) {
           Acc* v = stage + c * group_;
-          if (!stream_ && adjacent_) fetch_for_writing(b + c + 8, first, last);
+          if (fetch) fetch_for_writing(b + c + 8, first, last);
           store(
               StagedValues<Acc>{v}, b + c, first, last,
               v, [&](const Vector& e, index_type l) __attribute__((always_inline)) {
@@ -399,7 +432,10 @@ class SimdTile {
   /// Outputs from the logits, read once more.
   void write_columns(index_type begin, index_type end, Acc* scratch) {
     for (index_type c = begin; c < end; ++c) {
+      // What the processor fetches of itself ends at a page: a column may lie in others than the one before.
+      const In* next = identity && adjacent_ ? x_column(std::min(c + 1, end - 1)) : nullptr;
       const auto formula = [&](const Vector& v, index_type i) __attribute__((always_inline)) {
+        if (identity && adjacent_) __builtin_prefetch(next + i, 0, 2);
         const Vector difference = v - Ops::load(max_ + i);
         if constexpr (operation == Operation::softmax) {
           return exp_of_vector_difference<Ops>(difference) * Ops::load(sum_ + i);
