@@ -26,6 +26,27 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   return c;
 }
 
+/// redux.sync.max.s32 and redux.sync.add.u32 over a whole warp ("Parallel Synchronization and Communication
+/// Instructions: redux.sync").
+__device__ __forceinline__ int redux_sync_max(int x) {
+  int y{};
+#if __CUDA_ARCH__ >= 800
+  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+#else
+  __trap();
+#endif
+  return y;
+}
+__device__ __forceinline__ std::uint32_t redux_sync_add(std::uint32_t x) {
+  std::uint32_t y{};
+#if __CUDA_ARCH__ >= 800
+  asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+#else
+  __trap();
+#endif
+  return y;
+}
+
 /// The address that instructions on .shared operands take ("State Spaces: Shared State Space").
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
