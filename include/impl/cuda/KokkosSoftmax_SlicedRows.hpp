@@ -393,6 +393,38 @@ __device__ PartialSoftmax<Acc> collect_slices(const PartialWords<Acc>* words, in
   return join_lanes_of_slices(total, slices);
 }
 
+/// A slice from the words of its shares, which are `stride` apart, waiting for those that are not there yet.
+template <int stride, class Acc>
+__device__ PartialSoftmax<Acc> collect_shares(const PartialWords<Acc>* words, std::uint32_t tag) {
+  constexpr int shares = ReductionPlan::shares;
+  PartialWords<Acc> word[shares];
+  bool complete;
+  do {
+    complete = true;
+#pragma unroll
+    for (int i = 0; i < shares; ++i) word[i] = PartialWords<Acc>::load(words + i * stride);
+#pragma unroll
+    for (int i = 0; i < shares; ++i) complete = complete && word[i].is_of(tag);
+  } while (!complete);
+  // As join_lanes<shares> does it.
+  PartialSoftmax<Acc> of[shares];
+  Acc max = -largest_v<Acc>;
+#pragma unroll
+  for (int i = 0; i < shares; ++i) {
+    of[i] = word[i].value();
+    max = Kokkos::fmax(max, of[i].max);
+  }
+#pragma unroll
+  for (int i = 0; i < shares; ++i) of[i].sum.scale(exp_of_difference(of[i].max - max));
+#pragma unroll
+  for (int mask = 1; mask < shares; mask *= 2) {
+#pragma unroll
+    for (int i = 0; i < shares; i += 2 * mask) of[i].sum.join(of[i + mask].sum);
+  }
+  of[0].max = max;
+  return of[0];
+}
+
 template <class Exec, class Problem>
 inline constexpr bool sliced_rows_support =
     std::is_same_v<Exec, Kokkos::Cuda>&& std::is_trivially_copyable_v<Problem> &&
