@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 import unittest
 
 SKIPPED = 77
@@ -21,6 +22,24 @@ def need(*modules):
             print(f"skipped: {module} is not here ({error})")
             sys.exit(SKIPPED)
     return found
+
+
+def failures_of_two_threads(work):
+    """What work(0) and work(1) raise, side by side."""
+    failures = []
+
+    def run(first):
+        try:
+            work(first)
+        except BaseException as error:  # pylint: disable=broad-except
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
 
 
 def main():

@@ -6,7 +6,6 @@ import gc
 import itertools
 import subprocess
 import sys
-import threading
 import unittest
 
 import support
@@ -364,26 +363,17 @@ class Process(unittest.TestCase):
     def test_two_threads(self):
         inputs = [logits(50, 300 + i, seed=i) for i in range(8)]
         wants = [ks.softmax(x, transform=ks.scale(0.5)) for x in inputs]
-        failures = []
 
         def work(first):
-            try:
-                for turn in range(100):
-                    i = (first + turn) % len(inputs)
-                    np.testing.assert_array_equal(ks.softmax(inputs[i], transform=ks.scale(0.5)), wants[i])
-                    try:
-                        ks.softmax(inputs[i], 7 + first)
-                    except ValueError as error:  # a thread's message is its own
-                        assert str(7 + first) in str(error), error
-            except BaseException as error:  # pylint: disable=broad-except
-                failures.append(error)
+            for turn in range(100):
+                i = (first + turn) % len(inputs)
+                np.testing.assert_array_equal(ks.softmax(inputs[i], transform=ks.scale(0.5)), wants[i])
+                try:
+                    ks.softmax(inputs[i], 7 + first)
+                except ValueError as error:  # a thread's message is its own
+                    assert str(7 + first) in str(error), error
 
-        threads = [threading.Thread(target=work, args=(first,)) for first in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(failures, [])
+        self.assertEqual(support.failures_of_two_threads(work), [])
 
     def test_what_is_said_of_the_library(self):
         self.assertRegex(ks.version(), r"^\d+\.\d+\.\d+$")

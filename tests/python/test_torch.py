@@ -5,7 +5,6 @@
 import gc
 import itertools
 import os
-import threading
 import unittest
 
 import support
@@ -341,26 +340,17 @@ class Cuda(unittest.TestCase):
         wants = [ks.softmax(t) for t in inputs]
         want = ks.linear_softmax(x, w, ks.bias(b))
         torch.cuda.synchronize()
-        failures = []
 
         def work(first):
-            try:
-                with torch.cuda.stream(torch.cuda.Stream()):
-                    for turn in range(100):
-                        i = (first + turn) % len(inputs)
-                        y = ks.softmax(inputs[i])
-                        z = ks.linear_softmax(x, w, ks.bias(b))
-                        torch.cuda.current_stream().synchronize()
-                        assert torch.equal(y, wants[i]) and torch.equal(z, want)
-            except BaseException as error:  # pylint: disable=broad-except
-                failures.append(error)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for turn in range(100):
+                    i = (first + turn) % len(inputs)
+                    y = ks.softmax(inputs[i])
+                    z = ks.linear_softmax(x, w, ks.bias(b))
+                    torch.cuda.current_stream().synchronize()
+                    assert torch.equal(y, wants[i]) and torch.equal(z, want)
 
-        threads = [threading.Thread(target=work, args=(first,)) for first in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(failures, [])
+        self.assertEqual(support.failures_of_two_threads(work), [])
 
     def test_forgotten_streams(self):
         x = logits(10, 1000, device="cuda")
