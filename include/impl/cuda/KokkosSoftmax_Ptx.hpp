@@ -26,25 +26,25 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   return c;
 }
 
-/// redux.sync.max.s32 and redux.sync.add.u32 over a whole warp ("Parallel Synchronization and Communication
-/// Instructions: redux.sync").
-__device__ __forceinline__ int redux_sync_max(int x) {
-  int y{};
-#if __CUDA_ARCH__ >= 800
-  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+/// redux.sync.max.s32 ("Parallel Synchronization and Communication Instructions: redux.sync"): of a whole
+/// warp. Before compute capability 8.0 by shuffles.
+__device__ __forceinline__ int redux_max(int value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xffffffffu, value);
 #else
-  __trap();
+  for (int mask = 1; mask < 32; mask *= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, mask));
+  return value;
 #endif
-  return y;
 }
-__device__ __forceinline__ std::uint32_t redux_sync_add(std::uint32_t x) {
-  std::uint32_t y{};
-#if __CUDA_ARCH__ >= 800
-  asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+
+/// redux.sync.add.u32, likewise.
+__device__ __forceinline__ unsigned redux_add(unsigned value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(0xffffffffu, value);
 #else
-  __trap();
+  for (int mask = 1; mask < 32; mask *= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
+  return value;
 #endif
-  return y;
 }
 
 /// The address that instructions on .shared operands take ("State Spaces: Shared State Space").

@@ -18,7 +18,7 @@ namespace KokkosSoftmax::impl {
 __device__ inline float maximum_of_warp(float value) {
   // Floats are ordered as integers are that have the bits of negative ones turned over.
   const auto turned = [](int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); };
-  return bits_as<float>(turned(redux_sync_max(turned(bits_as<int>(value)))));
+  return bits_as<float>(turned(redux_max(turned(bits_as<int>(value)))));
 }
 __device__ inline double maximum_of_warp(double value) {
 #pragma unroll
@@ -48,7 +48,7 @@ struct ShareSum<float> {
     constexpr int low_bits = 26;
     const auto low = static_cast<std::uint32_t>(units) & ((1u << low_bits) - 1);
     const auto high = static_cast<std::uint32_t>(units >> low_bits);
-    return {(static_cast<std::int64_t>(redux_sync_add(high)) << low_bits) + redux_sync_add(low)};
+    return {(static_cast<std::int64_t>(redux_add(high)) << low_bits) + redux_add(low)};
   }
   __device__ ExactSum<float> exact() const { return {static_cast<double>(units) * 0x1p-40}; }
 };
