@@ -112,6 +112,8 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
     const std::int64_t rows = std::clamp<std::int64_t>((1 << 24) / columns, 2, 300);
     const Memory<T> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), rows * columns + 8),
         y(Kokkos::view_alloc("y", Kokkos::WithoutInitializing), rows * columns + 8),
+        some(Kokkos::view_alloc("some rows", Kokkos::WithoutInitializing),
+             std::min<std::int64_t>(rows, 64) * columns),
         one(Kokkos::view_alloc("one row", Kokkos::WithoutInitializing), columns + 16);
     for (const auto operation : operations) {
       const bool reduces = operation == Operation::logsumexp;
@@ -121,6 +123,19 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
         {
           const ks::ScopedImplementation forced(kernels[0]);
           run(operation, exec, x.data() + offset, y.data() + offset, rows, columns);
+        }
+        // As many as each way to split rows takes: with more rows a thread has more of a slice.
+        for (const std::int64_t few : {2, 6, 12, 20, 40, 64}) {
+          if (few > rows) break;
+          const ks::ScopedImplementation forced(kernels[1]);
+          try {
+            run(operation, exec, x.data() + offset, some.data(), few, columns);
+          } catch (const std::invalid_argument&) {
+            break;
+          }
+          EXPECT_EQ(different_bytes(exec, some.data(), y.data() + offset, few * width), 0)
+              << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << columns << " columns, "
+              << few << " rows split, offset " << offset;
         }
         for (const std::int64_t row : {std::int64_t(0), rows / 2, rows - 1}) {
           int ran = 0;
@@ -339,27 +354,35 @@ TEST_F(CudaSlicedRows, TwoGraphsReplayedAtOnce) {
 
 // The epoch of the workspace's words wraps around: what older launches left there is not taken for new.
 TEST_F(CudaSlicedRows, EpochWrapsAround) {
-  const Exec exec;
-  constexpr std::int64_t rows = 40, columns = 100000;
-  const Memory<float> x("x", rows * columns), y("y", rows * columns), expected("expected", rows * columns);
-  fill(exec, x.data(), rows, columns);
-  const ks::ScopedImplementation forced(kernels[0]);
-  run(Operation::softmax, exec, x.data(), expected.data(), rows, columns);
-  exec.fence();
-  auto* header = ks::impl::CudaWorkspace::get<float>(exec, 1).header;
-  const unsigned long long last = static_cast<unsigned long long>(ks::impl::CudaWorkspace::largest_epoch - 1)
-                                  << 32;
-  EXPECT_CUDA(cudaMemcpy(&header->epoch_and_arrivals, &last, sizeof(last), cudaMemcpyHostToDevice));
-  for (int launch = 0; launch < 5; ++launch) {
-    // Other logits leave words of other values under the tags that come again.
-    fill(exec, x.data(), rows, columns, launch % 2 ? 0 : 1000);
-    run(Operation::softmax, exec, x.data(), y.data(), rows, columns);
-    exec.fence();
-    if (launch % 2) EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), rows * columns), 0) << launch;
+  constexpr std::int64_t columns = 100000;
+  for (const char* kernel : kernels) {
+    for (const std::int64_t rows : {1, 5}) {
+      const Exec exec;
+      const Memory<float> x("x", rows * columns), y("y", rows * columns),
+          expected("expected", rows * columns);
+      fill(exec, x.data(), rows, columns);
+      const ks::ScopedImplementation forced(kernel);
+      run(Operation::softmax, exec, x.data(), expected.data(), rows, columns);
+      exec.fence();
+      auto* header = ks::impl::CudaWorkspace::get<float>(exec, 1).header;
+      const unsigned long long last =
+          static_cast<unsigned long long>(ks::impl::CudaWorkspace::largest_epoch - 1) << 32;
+      EXPECT_CUDA(cudaMemcpy(&header->epoch_and_arrivals, &last, sizeof(last), cudaMemcpyHostToDevice));
+      for (int launch = 0; launch < 5; ++launch) {
+        // Other logits leave words of other values under the tags that come again.
+        fill(exec, x.data(), rows, columns, launch % 2 ? 0 : 1000);
+        run(Operation::softmax, exec, x.data(), y.data(), rows, columns);
+        exec.fence();
+        if (launch % 2) {
+          EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), rows * columns), 0)
+              << kernel << ", launch " << launch;
+        }
+      }
+      unsigned long long now = 0;
+      EXPECT_CUDA(cudaMemcpy(&now, &header->epoch_and_arrivals, sizeof(now), cudaMemcpyDeviceToHost));
+      EXPECT_EQ(now >> 32, 3u) << kernel;
+    }
   }
-  unsigned long long now = 0;
-  EXPECT_CUDA(cudaMemcpy(&now, &header->epoch_and_arrivals, sizeof(now), cudaMemcpyDeviceToHost));
-  EXPECT_EQ(now >> 32, 3u);
 }
 
 // The last row ends where its memory ends, off a boundary of 16 bytes: for compute-sanitizer, which sees

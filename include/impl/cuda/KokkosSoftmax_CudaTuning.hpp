@@ -15,9 +15,10 @@
 namespace KokkosSoftmax::impl {
 
 /// How a long row is cut. A slice belongs to `shares` warps; lane l of warp w has the units i * 256 + w * 32
-/// + l of the slice, a unit being one scalar, or two neighbours of 16 bits. The warps' results are joined in
-/// a binary tree, those of the slices one after the other in a lane and then in a tree over lanes. All by
-/// indices in the row, so that every kernel that follows it gives the same bits for the same row.
+/// + l of the slice, a unit being one scalar, or two neighbours of 16 bits. (Where sums are formed in float,
+/// a share's is in fixed point, and several warps may have a part of the share each.) The warps' results are
+/// joined in a binary tree, those of the slices one after the other in a lane and then in a tree over lanes.
+/// All by indices in the row, so that every kernel that follows it gives the same bits for the same row.
 struct ReductionPlan {
   static constexpr int shares = 8;  ///< warps that reduce a slice, in one block or in several
   static constexpr int threads = shares * 32;

@@ -83,7 +83,7 @@ struct PartialWords<double> {
 /// new.
 struct CudaWorkspaceHeader {
   unsigned long long next_ticket;
-  unsigned long long epoch_and_arrivals;  ///< launches completed, blocks of the one under way
+  unsigned long long epoch_and_arrivals;  ///< launches completed, rows of the one under way
   unsigned long long unused[2];
 };
 
@@ -119,14 +119,29 @@ struct CudaWorkspace {
     return epoch == largest_epoch ? 0 : epoch + 1;
   }
 
+  /// Launches completed. The load waits for nothing until it is used.
+  __device__ std::uint32_t epoch() const {
+    return static_cast<std::uint32_t>(header->epoch_and_arrivals >> 32);
+  }
+  /// Called once for each of a launch's rows, when all blocks of that row have read the epoch; the last one
+  /// leaves all ready for the next launch.
+  __device__ void end_row(std::uint32_t epoch, unsigned rows) const {
+    if (rows > 1) {
+      const unsigned long long before = atomicAdd(&header->epoch_and_arrivals, 1ull);
+      if (static_cast<std::uint32_t>(before) != rows - 1) return;
+    }
+    header->epoch_and_arrivals = static_cast<unsigned long long>(epoch_after(epoch)) << 32;
+  }
+
   /// In the first launch, and again after 2^32, no word may hold a tag of the epochs that begin: all blocks
   /// clear them together. The kernel is launched cooperatively.
   __device__ void clear_before_first_epoch(std::uint32_t epoch) const {
     if (epoch != 0) return;
     auto* all = static_cast<uint4*>(words);
     const std::size_t count = word_bytes / sizeof(uint4);
-    for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-         i += static_cast<std::size_t>(gridDim.x) * blockDim.x) {
+    for (std::size_t i =
+             (static_cast<std::size_t>(blockIdx.y) * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
+         i < count; i += static_cast<std::size_t>(gridDim.x) * gridDim.y * blockDim.x) {
       all[i] = uint4{0, 0, 0, 0};
     }
     cooperative_groups::this_grid().sync();
@@ -144,20 +159,23 @@ struct CudaWorkspace {
   }
 };
 
-/// Launches a grid whose blocks wait for each other: all of them resident or none.
-template <class... Parameters, class... Arguments>
-void launch_cooperatively(const Kokkos::Cuda& exec, void (*kernel)(Parameters...), int blocks, int threads,
+/// Launches a grid whose blocks wait for each other: all of them resident or none. An `early` kernel begins
+/// with grid_dependency_wait(), see launch_kernel.
+template <bool early = false, class... Parameters, class... Arguments>
+void launch_cooperatively(const Kokkos::Cuda& exec, void (*kernel)(Parameters...), dim3 blocks, int threads,
                           std::size_t shared_bytes, const Arguments&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeCooperative;
+  attributes[0].val.cooperative = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = exec.cuda_stream();
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = early ? 2 : 1;
   check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "cudaLaunchKernelEx");
 }
 

@@ -14,6 +14,63 @@
 
 namespace KokkosSoftmax::impl {
 
+/// The maximum over a warp, in all of its lanes. NaN wins if it is the one that maximum_or_nan gives.
+__device__ inline float maximum_of_warp(float value) {
+  // Floats are ordered as integers are that have the bits of negative ones turned over.
+  const auto turned = [](int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); };
+  return bits_as<float>(turned(redux_max(turned(bits_as<int>(value)))));
+}
+__device__ inline double maximum_of_warp(double value) {
+#pragma unroll
+  for (int mask = 1; mask < 32; mask *= 2) {
+    const double other = __shfl_xor_sync(0xffffffffu, value, mask);
+    value = maximum_or_nan(value, other);
+  }
+  return value;
+}
+
+/// The sum of a share's exponentials, each below 1.1. For float in fixed point: the same whoever adds what in
+/// which order, so that one warp or several can reduce a share, and the lanes of a warp by two instructions.
+template <class Acc>
+struct ShareSum;
+
+template <>
+struct ShareSum<float> {
+  std::int64_t units;  ///< of 2^-40: a share's sum is 1 at least, and has 2048 terms at most
+
+  __device__ static ShareSum none() { return {0}; }
+  __device__ static ShareSum of(float term) {
+    const double shifter = 0x1.8p12;  // has units in the last place
+    return {bits_as<std::int64_t>(static_cast<double>(term) + shifter) - bits_as<std::int64_t>(shifter)};
+  }
+  __device__ void join(const ShareSum& other) { units += other.units; }
+  __device__ ShareSum of_warp() const {
+    constexpr int low_bits = 26;
+    const auto low = static_cast<std::uint32_t>(units) & ((1u << low_bits) - 1);
+    const auto high = static_cast<std::uint32_t>(units >> low_bits);
+    return {(static_cast<std::int64_t>(redux_add(high)) << low_bits) + redux_add(low)};
+  }
+  __device__ ExactSum<float> exact() const { return {static_cast<double>(units) * 0x1p-40}; }
+};
+
+template <>
+struct ShareSum<double> {
+  ExactSum<double> sum;
+
+  __device__ static ShareSum none() { return {ExactSum<double>::of(0)}; }
+  __device__ static ShareSum of(double term) { return {ExactSum<double>::of(term)}; }
+  __device__ void join(const ShareSum& other) { sum.join(other.sum); }
+  __device__ ShareSum of_warp() const {
+    ShareSum total = *this;
+#pragma unroll
+    for (int mask = 1; mask < 32; mask *= 2) total.sum.join(total.sum.from_lane_xor(mask));
+    return total;
+  }
+  __device__ ExactSum<double> exact() const {
+    return sum;
+  }
+};
+
 /// A lane's part of a share, in registers. `quarters` says how many quarters of the largest slice the slice
 /// reaches into (with_quarters), 4, or 3 and fewer.
 template <class Problem, int quarters = 4>
@@ -64,6 +121,15 @@ struct SliceRegisters {
   /// element, with exp(value - max), uncorrected (ExponentialBelow).
   template <class Each>
   __device__ PartialSoftmax<Acc> reduce(const Each& each) {
+    const Acc max = maximum();
+    const ExponentialBelow<Acc> exponential(finite(max));
+    return share(max, exponential, sum(exponential, each));
+  }
+
+  // The same in steps, for several warps that have a part of a share each.
+
+  /// The maximum of the warp's elements; -largest where these are -inf, NaN where one is.
+  __device__ Acc maximum() const {
     Acc max = -largest_v<Acc>;
     if constexpr (packed) {
       using Pair = PackedPair<In>;
@@ -84,17 +150,21 @@ struct SliceRegisters {
       }
       max = maximum_or_nan(max, maximum_or_nan(a, b));
     }
-#pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2) {
-      const Acc other = __shfl_xor_sync(0xffffffffu, max, mask);
-      max = maximum_or_nan(max, other);
-    }
-    PartialSoftmax<Acc> result = PartialSoftmax<Acc>::none();
-    result.max = max != max ? -largest_v<Acc> : max > largest_v<Acc> ? largest_v<Acc> : max;
+    return maximum_of_warp(max);
+  }
+
+  /// What exponentials are taken below.
+  __device__ static Acc finite(Acc max) {
+    return max != max ? -largest_v<Acc> : max > largest_v<Acc> ? largest_v<Acc> : max;
+  }
+
+  template <class Each>
+  __device__ ShareSum<Acc> sum(const ExponentialBelow<Acc>& exponential, const Each& each) const {
     // A few in the accumulator's type, these in a better one: a lane whose own maximum weighs 1 would lose
     // what many small terms come to.
-    constexpr int few = steps_of_quarter * unit < 4 ? steps_of_quarter * unit : 4;
-    const ExponentialBelow<Acc> exponential(result.max);
+    constexpr int count_of_quarter = steps_of_quarter * unit;
+    constexpr int few = count_of_quarter < 4 ? count_of_quarter : 4;
+    ShareSum<Acc> total = ShareSum<Acc>::none();
     // 16 bits of output show none of that, and spare the conversions.
     [[maybe_unused]] Acc coarse = 0;
 #pragma unroll
@@ -111,13 +181,21 @@ struct SliceRegisters {
       const Acc sum = few == 4 ? e[0] + e[few / 2] : e[0];
       if constexpr (is_16_bit_v<Out>) {
         coarse += sum;
+        if ((i + few) % count_of_quarter == 0) {
+          total.join(ShareSum<Acc>::of(coarse));
+          coarse = 0;
+        }
       } else {
-        result.sum.join(ExactSum<Acc>::of(sum));
+        total.join(ShareSum<Acc>::of(sum));
       }
     }
-    if constexpr (is_16_bit_v<Out>) result.sum = ExactSum<Acc>::of(coarse);
-#pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2) result.sum.join(result.sum.from_lane_xor(mask));
+    return total.of_warp();
+  }
+
+  /// From the maximum and the sum of a whole share.
+  __device__ static PartialSoftmax<Acc> share(Acc max, const ExponentialBelow<Acc>& exponential,
+                                              const ShareSum<Acc>& sum) {
+    PartialSoftmax<Acc> result{finite(max), sum.exact()};
     result.sum.scale(exponential.correction);
     if (max != result.max) result.sum = ExactSum<Acc>::of(max != max ? nan_v<Acc> : infinity_v<Acc>);
     return result;
@@ -264,13 +342,32 @@ __device__ PartialSoftmax<Acc> join_lanes(PartialSoftmax<Acc> partial) {
   return partial;
 }
 
-/// The result of a row from those of its slices, by one warp: lane l takes slices l, l + 32, ... `get(slice)`
-/// gives a slice's.
+/// Joins what the lanes of a warp have of a row's slices; the result in all of them.
+template <class Acc>
+__device__ PartialSoftmax<Acc> join_lanes_of_slices(PartialSoftmax<Acc> partial, index_type slices) {
+  const Acc max = maximum_of_warp(partial.max);
+  partial.sum.scale(exp_of_difference(partial.max - max));
+  partial.max = max;
+#pragma unroll
+  for (int mask = 1; mask < 16; mask *= 2) partial.sum.join(partial.sum.from_lane_xor(mask));
+  if (slices > 16) partial.sum.join(partial.sum.from_lane_xor(16));
+  return partial;
+}
+
+/// Lanes of a warp that slices are dealt to. Of fewer, the other half of the warp does the same once more.
+__device__ inline int lanes_of_slices(index_type slices) {
+  return slices <= 16 ? 16 : 32;
+}
+
+/// The result of a row from those of its slices, by one warp, in all lanes of it: lane l takes slices l, l +
+/// 32, ... `get(slice)` gives a slice's.
 template <class Acc, class Get>
 __device__ PartialSoftmax<Acc> join_slices(index_type slices, int lane, const Get& get) {
-  PartialSoftmax<Acc> total = PartialSoftmax<Acc>::none();
-  for (index_type slice = lane; slice < slices; slice += 32) total.join(get(slice));
-  return join_lanes<32>(total);
+  const int lanes = lanes_of_slices(slices);
+  index_type slice = lane % lanes;
+  PartialSoftmax<Acc> total = slice < slices ? get(slice) : PartialSoftmax<Acc>::none();
+  for (slice += 32; slice < slices; slice += 32) total.join(get(slice));
+  return join_lanes_of_slices(total, slices);
 }
 
 /// The same from words in memory, waiting for those that are not there yet.
@@ -279,7 +376,7 @@ __device__ PartialSoftmax<Acc> collect_slices(const PartialWords<Acc>* words, in
                                               std::uint32_t epoch, int lane) {
   constexpr int at_once = 4;  // loads that a lane has under way
   PartialSoftmax<Acc> total = PartialSoftmax<Acc>::none();
-  for (index_type first = lane; first < slices; first += 32 * at_once) {
+  for (index_type first = lane % lanes_of_slices(slices); first < slices; first += 32 * at_once) {
     PartialWords<Acc> of[at_once];
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
@@ -293,7 +390,39 @@ __device__ PartialSoftmax<Acc> collect_slices(const PartialWords<Acc>* words, in
       }
     }
   }
-  return join_lanes<32>(total);
+  return join_lanes_of_slices(total, slices);
+}
+
+/// A slice from the words of its shares, which are `stride` apart, waiting for those that are not there yet.
+template <int stride, class Acc>
+__device__ PartialSoftmax<Acc> collect_shares(const PartialWords<Acc>* words, std::uint32_t tag) {
+  constexpr int shares = ReductionPlan::shares;
+  PartialWords<Acc> word[shares];
+  bool complete;
+  do {
+    complete = true;
+#pragma unroll
+    for (int i = 0; i < shares; ++i) word[i] = PartialWords<Acc>::load(words + i * stride);
+#pragma unroll
+    for (int i = 0; i < shares; ++i) complete = complete && word[i].is_of(tag);
+  } while (!complete);
+  // As join_lanes<shares> does it.
+  PartialSoftmax<Acc> of[shares];
+  Acc max = -largest_v<Acc>;
+#pragma unroll
+  for (int i = 0; i < shares; ++i) {
+    of[i] = word[i].value();
+    max = Kokkos::fmax(max, of[i].max);
+  }
+#pragma unroll
+  for (int i = 0; i < shares; ++i) of[i].sum.scale(exp_of_difference(of[i].max - max));
+#pragma unroll
+  for (int mask = 1; mask < shares; mask *= 2) {
+#pragma unroll
+    for (int i = 0; i < shares; i += 2 * mask) of[i].sum.join(of[i + mask].sum);
+  }
+  of[0].max = max;
+  return of[0];
 }
 
 template <class Exec, class Problem>

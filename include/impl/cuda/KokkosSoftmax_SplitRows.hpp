@@ -2,10 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// The CUDA kernel for a few long rows, at the lowest latency (compute capability 9.0): all slices of all
-/// rows at once, each in the registers of a block or of several small ones, which tell each other their (max,
-/// sum) through L2. All blocks are resident (the launch is cooperative), so none waits for one that cannot
-/// start.
+/// The CUDA kernel for a few long rows, at the lowest latency (compute capability 9.0): all shares of all
+/// slices of all rows at once, each in the registers of one warp or of several; warps tell the blocks of
+/// their row their (max, sum) through L2. All blocks are resident (the launch is cooperative), so none waits
+/// for one that cannot start.
+///
+/// Its time is that of the ways to L2 and back, some 600 cycles each, for the logits, for what the blocks
+/// tell each other and for the results, and of what lies between. So loads that can be under way together
+/// are, the epoch among them, and a launch begins while the one before it ends.
 
 #ifndef KOKKOSSOFTMAX_SPLITROWS_HPP
 #define KOKKOSSOFTMAX_SPLITROWS_HPP
@@ -16,106 +20,145 @@
 
 namespace KokkosSoftmax::impl {
 
-template <int pieces>
+/// A block: `shares` shares of a slice, `parts` warps for each.
+template <int parts_, int shares_>
 struct SplitRowsShape {
-  static constexpr int warps = ReductionPlan::shares / pieces;
+  static constexpr int parts = parts_;
+  static constexpr int shares = shares_;
+  static constexpr int warps = parts * shares;
   static constexpr int threads = warps * 32;
+  static constexpr int blocks_of_slice = ReductionPlan::shares / shares;
 };
 
-/// Slices of a row that small blocks can have: that many fit their shared memory, and polling a word for each
-/// of 8 times as many warps pays no longer.
-inline constexpr int most_slices_of_small_blocks = 64;
+/// Blocks on a multiprocessor, at least.
+template <class Shape, class Acc>
+inline constexpr int resident_split_blocks = sizeof(Acc) == 8
+                                                 ? 1
+                                                 : (Shape::parts == 4 ? 1024 : 768) / Shape::threads;
 
-template <int pieces, class Problem>
-__global__ void __launch_bounds__(SplitRowsShape<pieces>::threads)
-    split_rows_kernel(const __grid_constant__ Problem problem, const __grid_constant__ ReductionPlan plan,
-                      const __grid_constant__ CudaWorkspace workspace) {
+/// Slices of a row, at most: beyond, polling a word for each of 8 times as many shares pays no longer.
+inline constexpr int most_slices_of_split_row = 64;
+
+/// Words of a row, one for each share of each slice: first those of the slices' first shares, so that lanes
+/// that collect a slice each read neighbours.
+inline constexpr int words_of_split_row = ReductionPlan::shares * most_slices_of_split_row;
+
+/// What a block has to know first, side by side: each line of the parameters that it reads costs it a way to
+/// L2.
+template <class Problem>
+struct SplitRowsCall {
+  const typename Problem::In* x;
+  typename Problem::Out* y;
+  index_type x_row_stride;  ///< of the one dimension of rows, where there is one
+  index_type y_row_stride;
+  index_type columns;
+  int slices;  ///< of a row; 0 where there are no rows
+  int slice_columns;
+  int rank;
+  Operation operation;
+  CudaWorkspace workspace;
+
+  SplitRowsCall(const Problem& problem, const ReductionPlan& plan, const CudaWorkspace& workspace_)
+      : x(problem.x),
+        y(problem.y),
+        x_row_stride(problem.geometry.rank == 1 ? problem.geometry.x_stride[0] : 0),
+        y_row_stride(problem.geometry.rank == 1 ? problem.geometry.y_stride[0] : 0),
+        columns(problem.geometry.columns),
+        slices(problem.geometry.rows > 0 ? static_cast<int>(plan.slices) : 0),
+        slice_columns(plan.slice_columns),
+        rank(problem.geometry.rank),
+        operation(problem.operation),
+        workspace(workspace_) {}
+};
+
+// Out of the way of the instructions that every block takes.
+__device__ __noinline__ inline RowGeometry::Row row_of_several_dimensions(const RowGeometry& geometry,
+                                                                          index_type position) {
+  return geometry.row(position);
+}
+
+template <class Shape, class Problem>
+__global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, typename Problem::Acc>)
+    split_rows_kernel(const __grid_constant__ SplitRowsCall<Problem> call,
+                      const __grid_constant__ Problem problem) {
+  using In = typename Problem::In;
   using Acc = typename Problem::Acc;
   using Out = typename Problem::Out;
-  constexpr int warps = SplitRowsShape<pieces>::warps;
-  __shared__ PartialSoftmax<Acc> of_part[pieces == 1 ? warps : most_slices_of_small_blocks];
+  constexpr int parts = Shape::parts, warps = Shape::warps;
+  constexpr int part_columns = ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In)) / parts;
+  __shared__ Acc max_of_warp[warps];
+  __shared__ ShareSum<Acc> sum_of_warp[warps];
   __shared__ std::uint32_t shared_epoch;
   __shared__ SlicedRowResult<Problem> shared_result;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    // One word for both, so that who counts the last block knows that all have read the epoch.
-    const unsigned long long before = atomicAdd(&workspace.header->epoch_and_arrivals, 1ull);
-    const auto epoch = static_cast<std::uint32_t>(before >> 32);
-    if (static_cast<std::uint32_t>(before) == gridDim.x - 1) {
-      workspace.header->epoch_and_arrivals =
-          static_cast<unsigned long long>(CudaWorkspace::epoch_after(epoch)) << 32;
-    }
-    shared_epoch = epoch;
-  }
-  const bool exists = problem.geometry.rows > 0;
-  const int piece = static_cast<int>(blockIdx.x % pieces);
-  const index_type slice_of_all = blockIdx.x / pieces;
-  const index_type position = slice_of_all / plan.slices;
-  const index_type slice = slice_of_all - position * plan.slices;
-  const RowGeometry::Row where = problem.geometry.row(exists ? position : 0);
-  const index_type first = slice * plan.slice_columns;
-  const int columns = exists ? static_cast<int>(min(static_cast<index_type>(plan.slice_columns),
-                                                    problem.geometry.columns - first))
-                             : 0;
-  const int share = piece * warps + warp;
-  with_quarters<typename Problem::In>(columns, [&](auto quarters) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % parts;
+  const int slice = static_cast<int>(blockIdx.x / Shape::blocks_of_slice);
+  const int share = static_cast<int>(blockIdx.x % Shape::blocks_of_slice) * Shape::shares + warp / parts;
+  const index_type position = blockIdx.y;
+  RowGeometry::Row where{position * call.x_row_stride, position * call.y_row_stride, position};
+  const index_type first_of_slice = static_cast<index_type>(slice) * call.slice_columns;
+  // Of this warp's part of the slice.
+  const index_type first = first_of_slice + part * part_columns;
+  const int columns =
+      static_cast<int>(min(static_cast<index_type>(call.slice_columns), call.columns - first_of_slice)) -
+      part * part_columns;
+  if (call.rank > 1) where = row_of_several_dimensions(problem.geometry, position);
+  grid_dependency_wait();
+  if (call.slices == 0) return;
+  std::uint32_t epoch = 0;
+  if (threadIdx.x == 0) epoch = call.workspace.epoch();
+  const auto reduce_and_write = [&](auto quarters) {
     using Registers = SliceRegisters<Problem, decltype(quarters)::value>;
     constexpr bool keeps_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
     Registers mine;
-    mine.load(problem.x + where.x_offset + first, columns, share, lane, problem.transform.at_row(where.index),
+    mine.load(call.x + where.x_offset + first, columns, share, lane, problem.transform.at_row(where.index),
               first);
-    [[maybe_unused]] const bool softmax = problem.operation == Operation::softmax;
-    const PartialSoftmax<Acc> found =
-        mine.reduce([&]([[maybe_unused]] int i, Acc, [[maybe_unused]] Acc exponential) {
+    Acc max = mine.maximum();
+    if (lane == 0) max_of_warp[warp] = max;
+    if (threadIdx.x == 0) shared_epoch = epoch;
+    __syncthreads();
+    call.workspace.clear_before_first_epoch(shared_epoch);
+    const std::uint32_t tag = CudaWorkspace::tag_of(shared_epoch);
+    [[maybe_unused]] const int first_warp = warp - part;
+    if constexpr (parts > 1) {
+      max = max_of_warp[first_warp];
+#pragma unroll
+      for (int i = 1; i < parts; ++i) max = maximum_or_nan(max, max_of_warp[first_warp + i]);
+    }
+    [[maybe_unused]] const bool softmax = call.operation == Operation::softmax;
+    const ExponentialBelow<Acc> exponential(Registers::finite(max));
+    ShareSum<Acc> sum =
+        mine.sum(exponential, [&]([[maybe_unused]] int i, Acc, [[maybe_unused]] Acc exponential_of_i) {
           if constexpr (keeps_exponentials) {
-            if (softmax) mine.held[i] = exponential;
+            if (softmax) mine.held[i] = exponential_of_i;
           }
         });
-    if (pieces == 1 && lane == 0) of_part[warp] = found;
-    __syncthreads();
-    workspace.clear_before_first_epoch(shared_epoch);
-    const std::uint32_t tag = CudaWorkspace::tag_of(shared_epoch);
-    if constexpr (pieces == 1) {
-      if (warp == 0) {
-        PartialSoftmax<Acc> total = join_lanes<warps>(of_part[lane % warps]);
-        if (plan.slices > 1) {
-          PartialWords<Acc>* words = workspace.partials<Acc>() + position * plan.slices;
-          if (lane == 0 && exists) PartialWords<Acc>::publish(words + slice, total, tag);
-          total = collect_slices(words, exists ? plan.slices : 0, tag, lane);
-        }
-        if (lane == 0) shared_result = {problem.operation, total};
-      }
+    if constexpr (parts > 1) {
+      if (lane == 0) sum_of_warp[warp] = sum;
       __syncthreads();
-    } else {
-      // A word for each warp. Every block joins those of its row, 8 lanes a slice, then the slices.
-      PartialWords<Acc>* words = workspace.partials<Acc>() + position * plan.slices * ReductionPlan::shares;
-      if (lane == 0 && exists)
-        PartialWords<Acc>::publish(words + slice * ReductionPlan::shares + share, found, tag);
-      const int count = exists ? static_cast<int>(plan.slices) * ReductionPlan::shares : 0;
-      for (int i = threadIdx.x; i < (count + 31) / 32 * 32; i += SplitRowsShape<pieces>::threads) {
-        PartialSoftmax<Acc> part = PartialSoftmax<Acc>::none();
-        if (i < count) {
-          PartialWords<Acc> word = PartialWords<Acc>::load(words + i);
-          while (!word.is_of(tag)) word = PartialWords<Acc>::load(words + i);
-          part = word.value();
-        }
-        part = join_lanes<ReductionPlan::shares>(part);
-        if (i < count && i % ReductionPlan::shares == 0) of_part[i / ReductionPlan::shares] = part;
-      }
-      __syncthreads();
-      const PartialSoftmax<Acc> total =
-          join_slices<Acc>(exists ? plan.slices : 0, lane, [&](index_type i) { return of_part[i]; });
-      if (threadIdx.x == 0) shared_result = {problem.operation, total};
-      __syncthreads();
+      sum = sum_of_warp[first_warp];
+#pragma unroll
+      for (int i = 1; i < parts; ++i) sum.join(sum_of_warp[first_warp + i]);
     }
+    PartialWords<Acc>* const words = call.workspace.template partials<Acc>() + position * words_of_split_row;
+    if (part == 0 && lane == 0) {
+      PartialWords<Acc>::publish(words + share * most_slices_of_split_row + slice,
+                                 Registers::share(max, exponential, sum), tag);
+    }
+    // One warp, which then passes it on: the more poll the same words, the longer it takes.
+    if (warp == warps - 1) {
+      const PartialSoftmax<Acc> total = join_slices<Acc>(call.slices, lane, [&](index_type i) {
+        return collect_shares<most_slices_of_split_row>(words + i, tag);
+      });
+      if (lane == 0) shared_result = {call.operation, total};
+    }
+    __syncthreads();
     const SlicedRowResult<Problem> result = shared_result;
-    if (!exists) return;
-    if (problem.operation == Operation::logsumexp) {
-      if (slice == 0 && piece == 0 && threadIdx.x == 0)
-        problem.y[where.y_offset] = store_as<Out>(result.logsumexp());
+    if (blockIdx.x == 0 && threadIdx.x == 0) call.workspace.end_row(shared_epoch, gridDim.y);
+    if (call.operation == Operation::logsumexp) {
+      if (blockIdx.x == 0 && threadIdx.x == 0) call.y[where.y_offset] = store_as<Out>(result.logsumexp());
       return;
     }
-    Out* const y = problem.y + where.y_offset + first;
+    Out* const y = call.y + where.y_offset + first;
     const auto write = [&](const auto& output) {
 #pragma unroll
       for (int i = 0; i < Registers::steps; ++i) {
@@ -127,13 +170,18 @@ __global__ void __launch_bounds__(SplitRowsShape<pieces>::threads)
     };
     if constexpr (keeps_exponentials) {
       if (softmax) {
-        const Acc factor = result.factor_of_share(found.max);
-        write([&](Acc exponential) { return exponential * factor; });
+        const Acc factor = result.factor_of_share(Registers::finite(max));
+        write([&](Acc exponential_of_i) { return exponential_of_i * factor; });
         return;
       }
     }
     result.with_output(write);
-  });
+  };
+  if constexpr (parts == 1) {
+    with_quarters<In>(columns, reduce_and_write);
+  } else {
+    reduce_and_write(std::integral_constant<int, 4 / parts>{});
+  }
 }
 
 struct SplitRows {
@@ -146,63 +194,78 @@ struct SplitRows {
   static std::string_view refuse(const Exec& exec, const Problem& problem) {
     const std::string_view layout = refuse_sliced_rows(problem);
     if (!layout.empty()) return layout;
-    const ReductionPlan plan = ReductionPlan::of<typename Problem::In>(problem.geometry.columns);
-    if (plan.slices > most_slices_of_small_blocks) return "a row has too many slices";
-    const CooperativeLimits& device = limits<1>(exec, &split_rows_kernel<1, Problem>);
+    const ReductionPlan plan = plan_of(problem);
+    if (plan.slices > most_slices_of_split_row) return "a row has too many slices";
+    const CooperativeLimits& device = limits<FewThreads>(exec, &split_rows_kernel<FewThreads, Problem>);
     if (device.refusal) return device.refusal;
-    // What is not faster than by grid_pipelined_rows, or could not be resident.
-    if (problem.geometry.rows * plan.slices > most_slices(device))
-      return "too many rows for one slice a block";
+    if (blocks<FewThreads>(problem, plan) >
+        static_cast<index_type>(device.multiprocessors) * device.blocks_a_multiprocessor)
+      return "too many slices to be resident at once";
     return {};
   }
 
   template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
-    const ReductionPlan plan = ReductionPlan::of<typename Problem::In>(problem.geometry.columns);
-    // Small blocks on more multiprocessors while these last; which blocks reduce a slice moves no bits.
-    const index_type slices = problem.geometry.rows * plan.slices;
-    const int multiprocessors = limits<1>(exec, &split_rows_kernel<1, Problem>).multiprocessors;
+    const ReductionPlan plan = plan_of(problem);
     if constexpr (sizeof(typename Problem::Acc) == 4) {
-      if (plan.slices > 1 && slices * 4 <= most_small_blocks * multiprocessors) {
-        launch<4>(exec, problem, plan);
+      using Many = ManyThreads<Problem>;
+      const CooperativeLimits& device = limits<Many>(exec, &split_rows_kernel<Many, Problem>);
+      const int resident = std::min(most_blocks_of_many_threads, device.blocks_a_multiprocessor);
+      if (blocks<Many>(problem, plan) <= static_cast<index_type>(device.multiprocessors) * resident) {
+        run_with<Many>(exec, problem, plan);
         return;
       }
     }
-    launch<1>(exec, problem, plan);
+    run_with<FewThreads>(exec, problem, plan);
+  }
+
+  /// With a shape of the caller's choice: for the program that finds the tuning.
+  template <class Shape, class Problem>
+  static void run_with(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan) {
+    const dim3 grid(static_cast<unsigned>(plan.slices * Shape::blocks_of_slice),
+                    static_cast<unsigned>(std::max<index_type>(1, problem.geometry.rows)));
+    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+      launch_cooperatively<true>(
+          exec, split_rows_kernel<Shape, Problem>, grid, Shape::threads, 0,
+          SplitRowsCall<Problem>(problem, plan,
+                                 CudaWorkspace::get<typename Problem::Acc>(exec, words(problem))),
+          problem);
+    });
   }
 
   template <class Exec, class Problem>
   static void reserve(const Exec& exec, const Problem& problem) {
-    CudaWorkspace::reserve<typename Problem::Acc>(
-        exec, words(problem, ReductionPlan::of<typename Problem::In>(problem.geometry.columns)));
+    CudaWorkspace::reserve<typename Problem::Acc>(exec, words(problem));
   }
 
  private:
-  /// Blocks of a quarter of a slice on a multiprocessor, at most.
-  static constexpr int most_small_blocks = 4;
+  // (One H200, microseconds in a CUDA graph, 1, 4 and 8 rows of 128256: float with two warps a
+  // share 3.16, 3.79 and 4.59, with one 3.97, 4.06 and 4.50; bfloat16 with four 3.39, 3.71 and 4.32, with
+  // two 3.77, 4.06 and 4.46, with one 4.54, 5.10 and 5.03.)
+  template <class Problem>
+  using ManyThreads =
+      std::conditional_t<sizeof(typename Problem::In) == 2, SplitRowsShape<4, 2>, SplitRowsShape<2, 2>>;
+  using FewThreads = SplitRowsShape<1, ReductionPlan::shares>;
+  static constexpr int most_blocks_of_many_threads = 2;  ///< on a multiprocessor
 
-  static index_type most_slices(const CooperativeLimits& device) {
-    return static_cast<index_type>(device.multiprocessors) * device.blocks_a_multiprocessor;
+  template <class Shape, class Problem>
+  static index_type blocks(const Problem& problem, const ReductionPlan& plan) {
+    return problem.geometry.rows * plan.slices * Shape::blocks_of_slice;
   }
 
   template <class Problem>
-  static index_type words(const Problem& problem, const ReductionPlan& plan) {
-    return plan.slices > 1 ? problem.geometry.rows * plan.slices * ReductionPlan::shares : 0;
+  static ReductionPlan plan_of(const Problem& problem) {
+    return ReductionPlan::of<typename Problem::In>(problem.geometry.columns);
   }
 
-  template <int pieces, class Kernel>
+  template <class Problem>
+  static index_type words(const Problem& problem) {
+    return problem.geometry.rows * words_of_split_row;
+  }
+
+  template <class Shape, class Kernel>
   static const CooperativeLimits& limits(const Kokkos::Cuda& exec, Kernel kernel) {
-    return cooperative_limits(kernel, exec.cuda_device(), SplitRowsShape<pieces>::threads, false);
-  }
-
-  template <int pieces, class Problem>
-  static void launch(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan) {
-    const index_type blocks = std::max<index_type>(1, problem.geometry.rows * plan.slices * pieces);
-    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(exec, split_rows_kernel<pieces, Problem>, static_cast<int>(blocks),
-                           SplitRowsShape<pieces>::threads, 0, problem, plan,
-                           CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
-    });
+    return cooperative_limits(kernel, exec.cuda_device(), Shape::threads, false);
   }
 };
 
