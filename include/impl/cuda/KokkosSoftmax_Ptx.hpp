@@ -26,6 +26,27 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   return c;
 }
 
+/// redux.sync.max.s32 ("Parallel Synchronization and Communication Instructions: redux.sync"): of a whole
+/// warp. Before compute capability 8.0 by shuffles.
+__device__ __forceinline__ int redux_max(int value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xffffffffu, value);
+#else
+  for (int mask = 1; mask < 32; mask *= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, mask));
+  return value;
+#endif
+}
+
+/// redux.sync.add.u32, likewise.
+__device__ __forceinline__ unsigned redux_add(unsigned value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(0xffffffffu, value);
+#else
+  for (int mask = 1; mask < 32; mask *= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
+  return value;
+#endif
+}
+
 /// The address that instructions on .shared operands take ("State Spaces: Shared State Space").
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
