@@ -78,6 +78,9 @@ struct RowGeometry {
 
   KOKKOS_FORCEINLINE_FUNCTION Row row(index_type position) const {
     Row result{0, 0, 0};
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1  // most problems have one dimension of rows: their code shall not lie behind all the others'
+#endif
     for (int d = rank - 1; d > 0; --d) {
       const index_type next = position / extent[d];
       const index_type i = position - next * extent[d];

@@ -233,16 +233,20 @@ TYPED_TEST(Determinism, Bfloat16) {
 }
 
 TYPED_TEST(Determinism, EveryMisalignmentFloat) {
-  check_misalignments<float, TypeParam>({2, 33, 65, 259, 515, 1001, 1025, 4097, 12291, 20003}, no_transform);
+  check_misalignments<float, TypeParam>(
+      {2, 33, 64, 65, 259, 515, 1000, 1001, 1025, 4096, 4097, 12288, 12291, 20003}, no_transform);
 }
 TYPED_TEST(Determinism, EveryMisalignmentDouble) {
-  check_misalignments<double, TypeParam>({3, 65, 389, 1025, 4097, 9001}, no_transform);
+  check_misalignments<double, TypeParam>({3, 64, 65, 389, 1025, 4096, 4097, 9001}, no_transform);
 }
 TYPED_TEST(Determinism, EveryMisalignmentHalf) {
-  check_misalignments<half_t, TypeParam>({3, 65, 259, 1029, 2051, 4099, 8197, 20003}, no_transform);
+  check_misalignments<half_t, TypeParam>(
+      {3, 64, 65, 150, 259, 390, 600, 1001, 1029, 1500, 2040, 2041, 2051, 4099, 8197, 16384, 20003},
+      no_transform);
 }
 TYPED_TEST(Determinism, EveryMisalignmentBfloat16) {
-  check_misalignments<bhalf_t, TypeParam>({5, 67, 257, 1001, 2049, 9001, 17003}, no_transform);
+  check_misalignments<bhalf_t, TypeParam>({5, 67, 200, 256, 257, 1001, 1008, 2049, 9001, 16383, 17003},
+                                          no_transform);
 }
 TYPED_TEST(Determinism, EveryMisalignmentWithABias) {
   const auto with_bias = [](std::int64_t columns, const auto& use) {
@@ -250,7 +254,7 @@ TYPED_TEST(Determinism, EveryMisalignmentWithABias) {
     Kokkos::deep_copy(bias, 0.25f);
     use(ks::bias(bias));
   };
-  check_misalignments<float, TypeParam>({259, 4097, 20003}, with_bias);
+  check_misalignments<float, TypeParam>({256, 259, 4096, 4097, 20003}, with_bias);
 }
 
 // The implementations between which the number of rows decides agree to the bit, wherever both take a call:

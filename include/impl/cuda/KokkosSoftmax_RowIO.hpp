@@ -2,11 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// Rows between global memory and registers. Aligned rows in vectors of 16 bytes. Others are read in words of
-/// 4 bytes, which costs L1 more accesses but memory nothing, and written by way of an image of the row in
-/// shared memory, from which threads take what lies between the boundaries of 16 bytes of global memory.
-/// Which thread holds which element depends on the element's index in the row alone, so that results do not
-/// depend on alignment.
+/// Rows between global memory and registers, in one of three layouts, chosen by types and length so that
+/// results do not depend on alignment:
+///   vectors       rows of whole vectors of 16 bytes: neighbours lie in one thread. Off a boundary they are
+///                 read in words of 4 bytes, and written by way of an image of the row in shared memory.
+///   interleaved   rows of any other length: neighbours lie in neighbouring threads, so that accesses of
+///                 single elements coalesce at any alignment.
+///   by address    16 bits in and out without a transform (PackedRow): vectors of 16 bytes begin at the
+///                 boundaries of memory, wherever the row begins. Sums of these rows are exact, so that which
+///                 thread adds what makes no difference.
 
 #ifndef KOKKOSSOFTMAX_ROWIO_HPP
 #define KOKKOSSOFTMAX_ROWIO_HPP
@@ -21,38 +25,220 @@ namespace KokkosSoftmax::impl {
 template <int lanes>
 struct LanesOfRow {
   static constexpr int count = lanes;
-  int index;    ///< of this thread in its row
-  char* image;  ///< of the row in shared memory: RowRegisters::image_bytes(count), where y is not aligned
+  static constexpr bool has_neighbours = lanes < 32;  ///< rows beside this one in the warp
+  int index;                                          ///< of this thread in its row
+  char* image;  ///< of the row in shared memory: image_bytes(count), where x and y ask for one
 
+  __device__ static constexpr int first_step() { return 0; }
+  __device__ int rank() const { return index; }
+  __device__ static constexpr int size() { return lanes; }
   __device__ void synchronize() const { __syncwarp(); }
 };
 
 /// Likewise a block.
 struct BlockOfRow {
+  static constexpr bool has_neighbours = false;
   int index, count;
   char* image;
 
+  __device__ static constexpr int first_step() { return 0; }
+  __device__ int rank() const { return index; }
+  __device__ int size() const { return count; }
   __device__ void synchronize() const { __syncthreads(); }
 };
 
-/// `packed_`: a row of 16 bits without a transform stays as it is until it is used, in half the registers, so
-/// that more rows are under way.
-template <class In, class Out, int vectors_, bool packed_>
+/// A block that has what a single warp would have, each warp one step of it.
+struct WarpsOfRow {
+  static constexpr int count = 32;
+  static constexpr bool has_neighbours = false;
+  int index;
+  char* image;
+
+  __device__ static int first_step() { return static_cast<int>(threadIdx.x) / 32; }
+  __device__ static int rank() { return static_cast<int>(threadIdx.x); }
+  __device__ static int size() { return static_cast<int>(blockDim.x); }
+  __device__ void synchronize() const { __syncthreads(); }
+};
+
+/// Keeps the compiler from taking the address of a thread's first access apart: it would be put together
+/// again for each of the others, in five instructions, where all of them are constants apart.
+template <class T>
+__device__ __forceinline__ T* anchored(T* pointer) {
+  asm("" : "+l"(pointer));
+  return pointer;
+}
+
+/// Evict-first: a row is read and written once.
+template <class T>
+__device__ T load_streaming(const T* p) {
+  if constexpr (sizeof(T) == 2) {
+    return bits_as<T>(__ldcs(reinterpret_cast<const unsigned short*>(p)));
+  } else if constexpr (sizeof(T) == 4) {
+    return bits_as<T>(__ldcs(reinterpret_cast<const unsigned*>(p)));
+  } else if constexpr (sizeof(T) == 8) {
+    return bits_as<T>(__ldcs(reinterpret_cast<const uint2*>(p)));
+  } else {
+    return bits_as<T>(__ldcs(reinterpret_cast<const uint4*>(p)));
+  }
+}
+template <class T>
+__device__ void store_streaming(T* p, const T& value) {
+  if constexpr (sizeof(T) == 2) {
+    __stcs(reinterpret_cast<unsigned short*>(p), bits_as<unsigned short>(value));
+  } else if constexpr (sizeof(T) == 4) {
+    __stcs(reinterpret_cast<unsigned*>(p), bits_as<unsigned>(value));
+  } else if constexpr (sizeof(T) == 8) {
+    __stcs(reinterpret_cast<uint2*>(p), bits_as<uint2>(value));
+  } else {
+    __stcs(reinterpret_cast<uint4*>(p), bits_as<uint4>(value));
+  }
+}
+
+/// Writes a row of y from its image in shared memory, where it begins at `image`. Threads take what lies
+/// between the boundaries of `store_bytes` of global memory, at most `steps` of these each.
+template <int store_bytes, int steps, class Out, class Threads>
+__device__ void store_image(Out* y, const Out* image, int columns, const Threads& threads) {
+  constexpr int bytes = sizeof(Out), part_width = store_bytes / bytes, words = store_bytes / 4;
+  struct alignas(store_bytes) Part {
+    unsigned word[words];
+  };
+  const auto shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % store_bytes);
+  // The ends, fewer elements than a part each.
+  const int head = shift == 0 ? 0 : min((store_bytes - shift) / bytes, columns);
+  const int parts = (columns - head) / part_width;
+#pragma unroll 1
+  for (int c = threads.rank(); c < head; c += threads.size()) y[c] = image[c];
+#pragma unroll 1
+  for (int c = head + parts * part_width + threads.rank(); c < columns; c += threads.size()) y[c] = image[c];
+  // The parts between the boundaries, a few at once, so that their loads are under way together.
+  const char* const body = reinterpret_cast<const char*>(image + head);
+  const bool odd = bytes == 2 && reinterpret_cast<std::uintptr_t>(body) % 4 != 0;
+  const auto* from = reinterpret_cast<const unsigned*>(body - (odd ? 2 : 0));
+  Part* const to = reinterpret_cast<Part*>(y + head);
+  constexpr int at_once = steps < 4 ? steps : 4;
+#pragma unroll
+  for (int first = 0; first < steps; first += at_once) {
+    if (first * threads.size() >= parts) break;
+    unsigned word[at_once][words + 1];
+#pragma unroll
+    for (int k = 0; k < at_once; ++k) {
+      const int part = (first + k) * threads.size() + threads.rank();
+      // (Past the last part lies what was there before, or the padding.)
+      const unsigned* at = from + (part < parts ? part * words : 0);
+#pragma unroll
+      for (int i = 0; i < words; ++i) word[k][i] = at[i];
+      word[k][words] = odd ? at[words] : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < at_once; ++k) {
+      const int part = (first + k) * threads.size() + threads.rank();
+      Part shifted;
+#pragma unroll
+      for (int i = 0; i < words; ++i) {
+        shifted.word[i] = bytes == 2 ? __funnelshift_r(word[k][i], word[k][i + 1], odd ? 16 : 0) : word[k][i];
+      }
+      if (part < parts) store_streaming(to + part, shifted);
+    }
+  }
+}
+
+/// Where accesses of 16 bytes of several images fall on the same banks, half of them do not.
+inline constexpr int image_padding = 64;
+
+/// `interleaved_`: a thread's vector is not a vector of memory, but as many elements, each a row's threads
+/// apart.
+template <class In_, class Out_, int vectors_, bool interleaved_>
 struct RowRegisters {
+  using In = In_;
+  using Out = Out_;
   using Acc = accumulator_t<In, Out>;
   static constexpr int vectors = vectors_;
-  static constexpr bool packed = packed_;
-  static constexpr int width = 16 / sizeof(In);  ///< elements of a vector
-  static constexpr int store_bytes = width * sizeof(Out) < 16 ? width * sizeof(Out) : 16;
+  static constexpr bool interleaved = interleaved_;
+  static constexpr int width = interleaved ? 16 / sizeof(Acc) : 16 / sizeof(In);  ///< elements of a vector
+  static constexpr int store_bytes = interleaved                ? sizeof(Out)
+                                     : width * sizeof(Out) < 16 ? width * sizeof(Out)
+                                                                : 16;
   static constexpr int stores = width * sizeof(Out) / store_bytes;
-  /// Where accesses of 16 bytes of several images fall on the same banks, half of them do not.
-  static constexpr int image_padding = 64;
   KOKKOS_FORCEINLINE_FUNCTION static constexpr int image_bytes(int threads) {
-    return threads * vectors * width * static_cast<int>(sizeof(Out)) + image_padding;
+    return interleaved ? 0 : threads * vectors * width * static_cast<int>(sizeof(Out)) + image_padding;
   }
 
+  static constexpr int count = vectors * width;
+  Acc held[count];
+
+  /// Whether no thread has anything of the row in step k. (The first steps are left to the compiler to
+  /// interleave.)
+  template <class Threads>
+  __device__ static bool skips(int k, int columns, const Threads& threads) {
+    constexpr int always = interleaved ? 2 : 5;
+    return vectors > always && k >= always && k * threads.count * width >= columns;
+  }
+
+  /// Reads and transforms the row; past its end -inf.
+  template <class Threads, class TransformRow>
+  __device__ void load(const In* x, int columns, const Threads& threads, const TransformRow& transform) {
+    if constexpr (interleaved) {
+      load_interleaved(x, columns, threads, transform);
+    } else {
+      load_vectors(x, columns, threads, transform);
+    }
+  }
+
+  /// Writes output(value), rounded, to the row; of one that does not `exist` nothing.
+  template <class Threads, class Output>
+  __device__ void store(Out* y, int row_columns, bool exists, const Threads& threads,
+                        const Output& output) const {
+    const int columns = exists ? row_columns : 0;
+    if constexpr (interleaved) {
+      Out* const to = anchored(y + interleaved_column(0, threads));
+      const int left = columns - interleaved_column(0, threads);
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (skips(k, row_columns, threads)) break;
+        if (exists && is_full(k, row_columns, threads)) {
+#pragma unroll
+          for (int step = k * width; step < (k + 1) * width; ++step)
+            store_streaming(to + step * threads.count, store_as<Out>(output(held[step])));
+        } else {
+#pragma unroll
+          for (int step = k * width; step < (k + 1) * width; ++step) {
+            if (left > step * threads.count)
+              store_streaming(to + step * threads.count, store_as<Out>(output(held[step])));
+          }
+        }
+      }
+    } else if (__all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(y) % store_bytes == 0)) {
+      auto* const to = anchored(reinterpret_cast<OutPart*>(y) + number(0, threads) * stores);
+      const bool full = exists && is_full(vectors - 1, columns, threads);
+      const int left = columns - number(0, threads) * width;
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (full || left > k * threads.count * width) {
+          OutVector out;
+          round_outputs(k, output, out);
+#pragma unroll
+          for (int p = 0; p < stores; ++p) store_streaming(to + k * threads.count * stores + p, out.part[p]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (number(k, threads) * width >= row_columns) break;
+        OutVector out;
+        round_outputs(k, output, out);
+        auto* to = reinterpret_cast<OutPart*>(threads.image) + number(k, threads) * stores;
+#pragma unroll
+        for (int p = 0; p < stores; ++p) to[p] = out.part[p];
+      }
+      threads.synchronize();
+      store_image<store_bytes, vectors * stores>(y, reinterpret_cast<const Out*>(threads.image), columns,
+                                                 threads);
+    }
+  }
+
+ private:
   struct alignas(16) InVector {
-    In e[width];
+    In e[16 / sizeof(In)];
   };
   struct alignas(store_bytes) OutPart {
     Out e[width / stores];
@@ -61,67 +247,71 @@ struct RowRegisters {
     OutPart part[stores];
   };
 
-  static constexpr int count = vectors * width;
-  std::conditional_t<packed, unsigned, Acc> held[packed ? count / 2 : count];
+  template <class Threads>
+  __device__ static int number(int k, const Threads& threads) {
+    return (k + threads.first_step()) * threads.count + threads.index;
+  }
+  /// Whether every thread has whole vectors of the row in step k.
+  template <class Threads>
+  __device__ static bool is_full(int k, int columns, const Threads& threads) {
+    return (k + threads.first_step() + 1) * threads.count * width <= columns;
+  }
+  template <class Threads>
+  __device__ static int interleaved_column(int step, const Threads& threads) {
+    return (step + threads.first_step() * width) * threads.count + threads.index;
+  }
 
-  __device__ Acc value(int i) const {
-    if constexpr (packed) {
-      return i % 2 ? PackedPair<In>::high(held[i / 2]) : PackedPair<In>::low(held[i / 2]);
-    } else {
-      return held[i];
+  template <class Threads, class TransformRow>
+  __device__ void load_interleaved(const In* x, int columns, const Threads& threads,
+                                   const TransformRow& transform) {
+    const In* const from = anchored(x + interleaved_column(0, threads));
+    const int left = columns - interleaved_column(0, threads);
+    In raw[count];
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (skips(k, columns, threads)) break;
+      if (is_full(k, columns, threads)) {
+#pragma unroll
+        for (int step = k * width; step < (k + 1) * width; ++step)
+          raw[step] = load_streaming(from + step * threads.count);
+      } else {
+#pragma unroll
+        for (int step = k * width; step < (k + 1) * width; ++step) {
+          raw[step] = store_as<In>(-infinity_v<Acc>);
+          if (left > step * threads.count) raw[step] = load_streaming(from + step * threads.count);
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (skips(k, columns, threads)) break;
+#pragma unroll
+      for (int step = k * width; step < (k + 1) * width; ++step) {
+        held[step] = load_as<Acc>(raw[step]);
+        if constexpr (!std::is_same_v<TransformRow, BoundIdentity::Row>) {
+          const int column = interleaved_column(step, threads);
+          if (column < columns) held[step] = transformed<Acc>(transform, held[step], column);
+        }
+      }
     }
   }
 
-  /// Keeps the compiler from remembering what it made of packed values: that would take the registers that
-  /// packing spares.
-  __device__ void hide_from_optimizer() {
-#pragma unroll
-    for (auto& word : held) asm volatile("" : "+r"(word));
-  }
-
-  /// Whether no thread has anything of the row in step k. (Rows of many vectors a thread have at least the
-  /// first five of eight, which are left to the compiler to interleave.)
-  template <class Threads>
-  __device__ static bool skips(int k, int columns, const Threads& threads) {
-    return vectors > 5 && k >= 5 && k * threads.count * width >= columns;
-  }
-
-  /// A thread's part of a row as it lies in memory.
-  struct Raw {
-    InVector vector[vectors];
-  };
-
-  /// Whether every thread has whole vectors: the loops without a look at the end of the row.
-  template <class Threads>
-  __device__ static bool is_full(index_type columns, const Threads& threads) {
-    return columns == threads.count * (vectors * width);
-  }
-
-  /// Reads and transforms the row; past its end -inf.
   template <class Threads, class TransformRow>
-  __device__ void load(const In* x, index_type columns, const Threads& threads,
-                       const TransformRow& transform) {
-    const bool aligned = __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(x) % 16 == 0);
-    const In* const from = x + threads.index * width;
-    const int step = threads.count * width;
-    Raw raw;
-    if (aligned && is_full(columns, threads)) {
+  __device__ void load_vectors(const In* x, int columns, const Threads& threads,
+                               const TransformRow& transform) {
+    InVector raw[vectors], nothing;
+    for (auto& e : nothing.e) e = store_as<In>(-infinity_v<Acc>);
+    if (__all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(x) % 16 == 0)) {
+      const auto* const from = anchored(reinterpret_cast<const InVector*>(x) + number(0, threads));
+      if (is_full(vectors - 1, columns, threads)) {
 #pragma unroll
-      for (int k = 0; k < vectors; ++k) raw.vector[k] = load_streaming(from + k * step);
-    } else if (aligned) {
-      const int vectors_before_end = static_cast<int>(columns) / width;
-#pragma unroll
-      for (int k = 0; k < vectors; ++k) {
-        raw.vector[k] = InVector{};
-        if (k * threads.count + threads.index < vectors_before_end)
-          raw.vector[k] = load_streaming(from + k * step);
-      }
-      if (vectors_before_end * width < columns) {
-        const Words words = load_words(x + vectors_before_end * width, x + columns, false);
-        const InVector last = vector_of(words, false);
+        for (int k = 0; k < vectors; ++k) raw[k] = load_streaming(from + k * threads.count);
+      } else {
+        const int left = columns - number(0, threads) * width;
 #pragma unroll
         for (int k = 0; k < vectors; ++k) {
-          if (k * threads.count + threads.index == vectors_before_end) raw.vector[k] = last;
+          raw[k] = nothing;
+          if (left > k * threads.count * width) raw[k] = load_streaming(from + k * threads.count);
         }
       }
     } else {
@@ -129,65 +319,37 @@ struct RowRegisters {
       const bool odd = sizeof(In) == 2 && reinterpret_cast<std::uintptr_t>(x) % 4 != 0;
       Words words[vectors];
 #pragma unroll
-      for (int k = 0; k < vectors; ++k)
-        words[k] = load_words(from + k * step, x + columns, (k + 1) * step <= columns);
-#pragma unroll
-      for (int k = 0; k < vectors; ++k) raw.vector[k] = vector_of(words[k], odd);
-    }
-    take(raw, columns, threads, transform);
-  }
-
-  /// Writes output(value), rounded, to the row; of one that does not `exist` nothing.
-  template <class Threads, class Output>
-  __device__ void store(Out* y, index_type row_columns, bool exists, const Threads& threads,
-                        const Output& output) const {
-    const auto shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % store_bytes);
-    const bool aligned = __all_sync(0xffffffffu, shift == 0);
-    const int step = threads.count * width, first = threads.index * width;
-    const int columns = exists ? static_cast<int>(row_columns) : 0;
-    if (aligned && is_full(columns, threads)) {
+      for (int k = 0; k < vectors; ++k) {
+        words[k] = words_of(nothing);
+        if (number(k, threads) * width < columns) words[k] = load_words(x + number(k, threads) * width, odd);
+      }
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
-        OutVector out;
-        round_outputs(k, output, out);
-#pragma unroll
-        for (int p = 0; p < stores; ++p)
-          store_streaming(reinterpret_cast<OutPart*>(y + first + k * step) + p, out.part[p]);
+        raw[k] = number(k, threads) * width < columns ? vector_of(words[k], odd) : nothing;
       }
-    } else if (aligned) {
-      OutVector last{};
-      int last_column = columns;
+    }
+    constexpr bool is_identity = std::is_same_v<TransformRow, BoundIdentity::Row>;
+    [[maybe_unused]] const bool takes_neighbours = stage_takes_neighbours(transform);
 #pragma unroll
-      for (int k = 0; k < vectors; ++k) {
-        if (k * step >= columns) break;
-        OutVector out;
-        round_outputs(k, output, out);
-        const int column = first + k * step;
-        if (column + width <= columns) {
+    for (int k = 0; k < vectors; ++k) {
+      Acc part[width];
 #pragma unroll
-          for (int p = 0; p < stores; ++p)
-            store_streaming(reinterpret_cast<OutPart*>(y + column) + p, out.part[p]);
-        } else if (column < columns) {
-          last = out;
-          last_column = column;
+      for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw[k].e[i]);
+      if constexpr (!is_identity) {
+        const int first = number(k, threads) * width;
+        if (first < columns) {
+          if (takes_neighbours) {
+            transform_neighbours<width>(transform, part, first);
+          } else {
+#pragma unroll
+            for (int i = 0; i < width; ++i) part[i] = transformed<Acc>(transform, part[i], first + i);
+          }
         }
       }
-      if (last_column < columns) {
 #pragma unroll
-        for (int i = 0; i < width - 1; ++i) {
-          if (last_column + i < columns) y[last_column + i] = last.part[i / part_width].e[i % part_width];
-        }
-      }
-    } else {
-      store_by_image(y, shift, static_cast<int>(row_columns), columns, threads, output);
+      for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
     }
   }
-
- private:
-  static constexpr int part_width = width / stores;
-  struct alignas(store_bytes) PartWords {
-    unsigned word[store_bytes / 4];
-  };
 
   /// The words of 4 bytes that a vector at any address lies in. The fifth is needed for 16 bits off a
   /// boundary.
@@ -195,28 +357,17 @@ struct RowRegisters {
     unsigned word[5];
   };
 
-  /// What of them lies before `end`.
-  __device__ static Words load_words(const In* at, const In* end, bool whole) {
+  __device__ static Words words_of(const InVector& vector) {
+    const uint4 bits = bits_as<uint4>(vector);
+    return {{bits.x, bits.y, bits.z, bits.w, 0}};
+  }
+  __device__ static Words load_words(const In* at, bool odd) {
     Words words{};
-    const auto address = reinterpret_cast<std::uintptr_t>(at);
-    const bool odd = sizeof(In) == 2 && address % 4 != 0;
-    const auto* from = reinterpret_cast<const unsigned*>(address - (odd ? 2 : 0));
-    if (whole) {
+    const auto* from =
+        reinterpret_cast<const unsigned*>(reinterpret_cast<std::uintptr_t>(at) - (odd ? 2 : 0));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words.word[i] = from[i];
-      if (odd) words.word[4] = *reinterpret_cast<const unsigned short*>(from + 4);
-    } else {
-      const auto left =
-          static_cast<int>(reinterpret_cast<const char*>(end) - reinterpret_cast<const char*>(from));
-#pragma unroll
-      for (int i = 0; i < (sizeof(In) == 2 ? 5 : 4); ++i) {
-        if (i * 4 + 4 <= left && (i < 4 || odd)) {
-          words.word[i] = from[i];
-        } else if (sizeof(In) == 2 && i * 4 + 2 <= left) {
-          words.word[i] = *reinterpret_cast<const unsigned short*>(from + i);
-        }
-      }
-    }
+    for (int i = 0; i < 4; ++i) words.word[i] = from[i];
+    if (odd) words.word[4] = *reinterpret_cast<const unsigned short*>(from + 4);
     return words;
   }
   __device__ static InVector vector_of(const Words& words, bool odd) {
@@ -231,124 +382,16 @@ struct RowRegisters {
     return bits_as<InVector>(bits);
   }
 
-  /// Of a row `shift` bytes behind a boundary. `columns` of it are written: all, or none.
-  template <class Threads, class Output>
-  __device__ void store_by_image(Out* y, int shift, int row_columns, int columns, const Threads& threads,
-                                 const Output& output) const {
-    const int step = threads.count * width;
-    char* const image = threads.image;
-#pragma unroll
-    for (int k = 0; k < vectors; ++k) {
-      if (k * step >= row_columns) break;
-      OutVector out;
-      round_outputs(k, output, out);
-      auto* to = reinterpret_cast<OutPart*>(image) + (threads.index + k * threads.count) * stores;
-#pragma unroll
-      for (int p = 0; p < stores; ++p) to[p] = out.part[p];
-    }
-    threads.synchronize();
-    // The ends, fewer elements than a part each.
-    constexpr int bytes = sizeof(Out);
-    const int head = shift == 0 ? 0 : min((store_bytes - shift) / bytes, columns);
-    const int parts = (columns - head) / part_width;
-    const Out* const elements = reinterpret_cast<const Out*>(image);
-    for (int c = threads.index; c < head; c += threads.count) y[c] = elements[c];
-    for (int c = head + parts * part_width + threads.index; c < columns; c += threads.count)
-      y[c] = elements[c];
-    // The parts between the boundaries, a few at once, so that their loads are under way together.
-    const bool odd = bytes == 2 && head % 2 != 0;
-    const auto* from = reinterpret_cast<const unsigned*>(image + head * bytes - (odd ? 2 : 0));
-    OutPart* const to = reinterpret_cast<OutPart*>(y + head);
-    constexpr int words = store_bytes / 4, steps = vectors * stores, at_once = steps < 4 ? steps : 4;
-#pragma unroll
-    for (int first = 0; first < steps; first += at_once) {
-      if (first * threads.count >= parts) break;
-      unsigned word[at_once][words + 1];
-#pragma unroll
-      for (int k = 0; k < at_once; ++k) {
-        const int part = (first + k) * threads.count + threads.index;
-        // (Past the last part lies what was there before, or the padding.)
-        const unsigned* at = from + (part < parts ? part * words : 0);
-#pragma unroll
-        for (int i = 0; i < words; ++i) word[k][i] = at[i];
-        word[k][words] = odd ? at[words] : 0;
-      }
-#pragma unroll
-      for (int k = 0; k < at_once; ++k) {
-        const int part = (first + k) * threads.count + threads.index;
-        PartWords shifted;
-#pragma unroll
-        for (int i = 0; i < words; ++i) {
-          shifted.word[i] =
-              bytes == 2 ? __funnelshift_r(word[k][i], word[k][i + 1], odd ? 16 : 0) : word[k][i];
-        }
-        if (part < parts) store_streaming(to + part, bits_as<OutPart>(shifted));
-      }
-    }
-  }
-
-  /// Transforms what was read.
-  template <class Threads, class TransformRow>
-  __device__ void take(const Raw& raw, index_type columns, const Threads& threads,
-                       const TransformRow& transform) {
-    const int step = threads.count * width;
-    constexpr bool is_identity = std::is_same_v<TransformRow, BoundIdentity::Row>;
-    [[maybe_unused]] const bool takes_neighbours = stage_takes_neighbours(transform);
-#pragma unroll
-    for (int k = 0; k < vectors; ++k) {
-      const int first = k * step + threads.index * width;
-      const bool whole_step = (k + 1) * step <= columns;
-      if constexpr (packed) {
-        memcpy(held + k * width / 2, &raw.vector[k], 16);
-        if (!whole_step && first + width > columns) {
-#pragma unroll
-          for (int i = 0; i < width; i += 2) {
-            unsigned& pair = held[(k * width + i) / 2];
-            constexpr unsigned nothing = PackedPair<In>::minus_infinities;
-            pair = first + i + 1 < columns ? pair
-                   : first + i < columns   ? (pair & 0xffffu) | (nothing & 0xffff0000u)
-                                           : nothing;
-          }
-        }
-      } else {
-        Acc part[width];
-#pragma unroll
-        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw.vector[k].e[i]);
-        if constexpr (is_identity) {
-          if (!whole_step && first + width > columns) {
-#pragma unroll
-            for (int i = 0; i < width; ++i) part[i] = first + i < columns ? part[i] : -infinity_v<Acc>;
-          }
-        } else if (whole_step && takes_neighbours) {
-          transform_neighbours<width>(transform, part, first);
-        } else {
-#pragma unroll
-          for (int i = 0; i < width; ++i)
-            part[i] =
-                first + i < columns ? transformed<Acc>(transform, part[i], first + i) : -infinity_v<Acc>;
-        }
-#pragma unroll
-        for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
-      }
-    }
-  }
-
+  /// Rounds a vector; 16-bit scalars in pairs, one instruction each.
   template <class Output>
   __device__ void round_outputs(int k, const Output& output, OutVector& out) const {
     Acc v[width];
 #pragma unroll
-    for (int i = 0; i < width; ++i) v[i] = output(value(k * width + i));
-    convert(v, out);
-  }
-
-  /// Rounds a vector; 16-bit scalars in pairs, one instruction each.
-  __device__ static void convert(const Acc* v, OutVector& out) {
+    for (int i = 0; i < width; ++i) v[i] = output(held[k * width + i]);
     if constexpr (is_16_bit_v<Out> && std::is_same_v<Acc, float>) {
       unsigned words[width / 2];
 #pragma unroll
-      for (int i = 0; i < width; i += 2) {
-        words[i / 2] = rounded_pair<Out>(v[i], v[i + 1]);
-      }
+      for (int i = 0; i < width; i += 2) words[i / 2] = rounded_pair<Out>(v[i], v[i + 1]);
       memcpy(&out, words, sizeof(out));
     } else {
 #pragma unroll
@@ -356,19 +399,220 @@ struct RowRegisters {
         out.part[i / (width / stores)].e[i % (width / stores)] = store_as<Out>(v[i]);
     }
   }
+};
 
-  // Evict-first: a row is read and written once.
-  __device__ static InVector load_streaming(const In* p) {
-    const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(p));
-    return bits_as<InVector>(bits);
+/// A row of 16 bits by address: in vectors of memory's 16 bytes. Where it lies `anywhere`, the first and the
+/// last of these may hold less of the row. Pairs stay as they lie in memory until they are used.
+template <class T, int vectors_, bool anywhere>
+struct PackedRow {
+  static constexpr int vectors = vectors_;
+  static constexpr int width = 8;  ///< elements of a vector
+  static constexpr int store_bytes = 16;
+  static constexpr int pairs = width / 2;
+  KOKKOS_FORCEINLINE_FUNCTION static constexpr int image_bytes(int threads) {
+    return threads * vectors * 16 + image_padding;
   }
-  __device__ static void store_streaming(OutPart* p, const OutPart& v) {
-    if constexpr (store_bytes == 16) {
-      __stcs(reinterpret_cast<uint4*>(p), bits_as<uint4>(v));
-    } else if constexpr (store_bytes == 8) {
-      __stcs(reinterpret_cast<uint2*>(p), bits_as<uint2>(v));
+  /// Vectors that rows of so many elements lie in, at most.
+  static constexpr index_type vectors_of_row(index_type columns) {
+    return (columns + (anywhere ? width - 1 : 0) + width - 1) / width;
+  }
+
+  unsigned held[vectors * pairs];
+  int columns;
+  int before;  ///< elements that the row's first vector holds before the row
+  int left;    ///< elements of the row from this thread's first vector on, and that may begin before the row
+
+  /// Whether no thread has anything of the row in step k.
+  template <class Threads>
+  __device__ bool skips(int k, const Threads& threads) const {
+    return vectors > 2 && k >= 2 && offset(k, threads) >= columns + (anywhere ? width - 1 : 0);
+  }
+
+  /// Reads the row; around it -inf. So many elements behind it may be read, too.
+  template <class Threads>
+  __device__ void load(const T* x, index_type may_read_behind, int columns_, const Threads& threads) {
+    columns = columns_;
+    before = anywhere ? static_cast<int>(reinterpret_cast<std::uintptr_t>(x) % 16 / sizeof(T)) : 0;
+    left = columns + before - threads.index * width;
+    const uint4* const from = anchored(reinterpret_cast<const uint4*>(x - before) + threads.index);
+    const uint4 nothing{minus_infinities, minus_infinities, minus_infinities, minus_infinities};
+    // Whole vectors are read at the ends, too: before a row lies its allocation, which begins at a boundary,
+    // behind it as a rule another row.
+    const int end = before + columns, in_last = (end - 1) % width + 1;
+    const bool whole = !anywhere || __all_sync(0xffffffffu, may_read_behind >= width - in_last);
+    const int least_left = whole ? 1 : width;
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (skips(k, threads)) break;
+      uint4 vector = nothing;
+      if (left >= offset(k, threads) + least_left) vector = __ldcs(from + k * threads.count);
+      keep(k, vector);
+    }
+    if (!whole && in_last < width) {
+      const int last = (end - 1) / width;
+      if (last % threads.count == threads.index) {
+        const auto* const at = reinterpret_cast<const unsigned short*>(x - before) + last * width;
+        uint4 vector = nothing;
+        unsigned last_word = 0, word_before = 0;
+        if (in_last & 4) {
+          const uint2 bits = __ldcs(reinterpret_cast<const uint2*>(at));
+          vector.x = bits.x;
+          vector.y = bits.y;
+        }
+        if (in_last & 2) word_before = __ldcs(reinterpret_cast<const unsigned*>(at + (in_last & 4)));
+        if (in_last & 1) last_word = __byte_perm(__ldcs(at + in_last - 1), minus_infinities, 0x5410);
+        if (in_last & 2) (in_last & 4 ? vector.z : vector.x) = word_before;
+        if (in_last & 1) {
+          unsigned& word = in_last == 1   ? vector.x
+                           : in_last == 3 ? vector.y
+                           : in_last == 5 ? vector.z
+                                          : vector.w;
+          word = last_word;
+        }
+#pragma unroll
+        for (int k = 0; k < vectors; ++k) {
+          if (k * threads.count + threads.index == last) keep(k, vector);
+        }
+      }
+    }
+    if constexpr (!anywhere) return;
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (skips(k, threads)) break;
+      if (k == 0 && begins_before_row(k, threads)) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+          if (i < before) drop(k, i);
+        }
+      }
+      const int inside = left - offset(k, threads);
+      if (inside < width && inside > 0) {
+#pragma unroll
+        for (int i = 1; i < width; ++i) {
+          if (i >= inside) drop(k, i);
+        }
+      }
+    }
+  }
+
+  /// Writes output(k, i), a pair of results, for the pairs i of vectors k. `dense`: the next row, which has
+  /// the next lanes, begins where this one ends.
+  template <class Out, class Threads, class Output>
+  __device__ void store(Out* y, bool exists, bool next_exists, bool dense, const Threads& threads,
+                        const Output& output) const {
+    static_assert(sizeof(Out) == sizeof(T));
+    const auto shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % 16 / sizeof(T));
+    if (!anywhere || __all_sync(0xffffffffu, shift == before)) {
+      uint4* const to = anchored(reinterpret_cast<uint4*>(y - before) + threads.index);
+      const int to_write = exists ? left : 0;
+      uint4 head{}, last{};
+      int last_step = vectors;
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (skips(k, threads)) break;
+        const uint4 vector{output(k, 0), output(k, 1), output(k, 2), output(k, 3)};
+        const int inside = to_write - offset(k, threads);
+        if (begins_before_row(k, threads)) {
+          head = vector;
+        } else if (inside >= width) {
+          __stcs(to + k * threads.count, vector);
+        } else if (anywhere && inside > 0) {
+          last = vector;
+          last_step = k;
+        }
+      }
+      if constexpr (!anywhere) return;
+      // A vector that this row shares with the one before it is written whole, in one piece, by this one.
+      bool writes_last = last_step < vectors, shares_first = false;
+      if constexpr (Threads::has_neighbours) {
+        if (__all_sync(0xffffffffu, dense && columns >= 2 * width)) {
+          const int lane = threadIdx.x % 32, first_lane = lane - threads.index;
+          const int before_previous = (before - columns) & (width - 1);
+          const int last_of_previous = (before_previous + columns - 1) / width % threads.count;
+          const int source = (first_lane - threads.count + last_of_previous) & 31;
+          const uint4 previous{
+              __shfl_sync(0xffffffffu, last.x, source), __shfl_sync(0xffffffffu, last.y, source),
+              __shfl_sync(0xffffffffu, last.z, source), __shfl_sync(0xffffffffu, last.w, source)};
+          shares_first = first_lane > 0;
+          writes_last = writes_last && (first_lane + threads.count == 32 || !next_exists);
+          if (shares_first) head = joined(previous, head, before);
+        }
+      }
+      if (begins_before_row(0, threads))
+        store_elements(to, shares_first && exists ? 0 : before, to_write, head);
+      if (writes_last)
+        store_elements(to + last_step * threads.count, 0, to_write - offset(last_step, threads), last);
     } else {
-      __stcs(reinterpret_cast<unsigned*>(p), bits_as<unsigned>(v));
+      uint4* const to = reinterpret_cast<uint4*>(threads.image) + threads.index;
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (skips(k, threads)) break;
+        to[k * threads.count] = uint4{output(k, 0), output(k, 1), output(k, 2), output(k, 3)};
+      }
+      threads.synchronize();
+      store_image<16, vectors>(y, reinterpret_cast<const Out*>(threads.image) + before, exists ? columns : 0,
+                               threads);
+    }
+  }
+
+ private:
+  static constexpr unsigned minus_infinities = PackedPair<T>::minus_infinities;
+
+  template <class Threads>
+  __device__ static int offset(int k, const Threads& threads) {
+    return k * threads.count * width;
+  }
+  template <class Threads>
+  __device__ bool begins_before_row(int k, const Threads& threads) const {
+    return anywhere && k == 0 && threads.index == 0 && before > 0;
+  }
+  __device__ void keep(int k, const uint4& vector) {
+    held[k * pairs] = vector.x;
+    held[k * pairs + 1] = vector.y;
+    held[k * pairs + 2] = vector.z;
+    held[k * pairs + 3] = vector.w;
+  }
+  __device__ void drop(int k, int i) {
+    unsigned& pair = held[k * pairs + i / 2];
+    pair = __byte_perm(pair, minus_infinities, i % 2 ? 0x5410 : 0x3254);
+  }
+  /// So many elements of the first, the others of the second.
+  __device__ static uint4 joined(const uint4& a, const uint4& b, int elements_of_a) {
+    const auto pair = [&](int i, unsigned of_a, unsigned of_b) {
+      const int n = elements_of_a - 2 * i;
+      return __byte_perm(of_a, of_b, n >= 2 ? 0x3210 : n == 1 ? 0x7610 : 0x7654);
+    };
+    return {pair(0, a.x, b.x), pair(1, a.y, b.y), pair(2, a.z, b.z), pair(3, a.w, b.w)};
+  }
+  /// Elements `first` to `end` of a vector: from a boundary on, or up to one, in pieces of 8, 4 and 2 bytes.
+  __device__ static void store_elements(uint4* to, int first, int end, const uint4& vector) {
+    auto* const elements = reinterpret_cast<unsigned short*>(to);
+    if (first == 0 && end >= width) {
+      __stcs(to, vector);
+    } else if (first == 0) {
+      if (end & 4) __stcs(reinterpret_cast<uint2*>(elements), uint2{vector.x, vector.y});
+      if (end & 2) __stcs(reinterpret_cast<unsigned*>(elements + (end & 4)), end & 4 ? vector.z : vector.x);
+      if (end & 1) {
+        const unsigned pair = end & 4 ? (end & 2 ? vector.w : vector.z) : (end & 2 ? vector.y : vector.x);
+        __stcs(elements + end - 1, static_cast<unsigned short>(pair));
+      }
+    } else if (end >= width) {
+      const int count = width - first;
+      if (count & 4) __stcs(reinterpret_cast<uint2*>(elements + 4), uint2{vector.z, vector.w});
+      if (count & 2)
+        __stcs(reinterpret_cast<unsigned*>(elements + (count & 4 ? 2 : 6)), count & 4 ? vector.y : vector.w);
+      if (count & 1) {
+        const unsigned pair =
+            count & 4 ? (count & 2 ? vector.x : vector.y) : (count & 2 ? vector.z : vector.w);
+        __stcs(elements + first, static_cast<unsigned short>(pair >> 16));
+      }
+    } else {
+      const unsigned pair[pairs] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        if (i >= first && i < end)
+          __stcs(elements + i, static_cast<unsigned short>(i % 2 ? pair[i / 2] >> 16 : pair[i / 2]));
+      }
     }
   }
 };

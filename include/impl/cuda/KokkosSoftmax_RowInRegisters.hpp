@@ -23,20 +23,38 @@ __device__ __forceinline__ T fold_accumulators(T* a, const Operation& operation)
   if constexpr (count == 1) {
     return a[0];
   } else {
+    constexpr int half = (count + 1) / 2;
 #pragma unroll
-    for (int i = 0; i < count / 2; ++i) a[i] = operation(a[i], a[i + count / 2]);
-    return fold_accumulators<count / 2>(a, operation);
+    for (int i = 0; i < count / 2; ++i) a[i] = operation(a[i], a[i + half]);
+    return fold_accumulators<half>(a, operation);
   }
 }
 
-/// How a problem's rows are held.
-template <class Problem, int vectors>
-using RegistersOf = RowRegisters<typename Problem::In, typename Problem::Out, vectors,
-                                 is_16_bit_v<typename Problem::In> && is_16_bit_v<typename Problem::Out> &&
-                                     std::is_same_v<typename Problem::Transform, BoundIdentity>>;
+/// Whether rows are held by address: 16 bits are content with sums in coarse units, and no transform asks for
+/// operands that lie like the row.
+template <class Problem>
+inline constexpr bool is_packed = is_16_bit_v<typename Problem::In>&& is_16_bit_v<typename Problem::Out>&&
+    std::is_same_v<typename Problem::Transform, BoundIdentity>;
+
+/// How a problem's rows are held. `irregular`: interleaved, or, by address, anywhere.
+template <class Problem, int vectors, bool irregular>
+using RegistersOf =
+    std::conditional_t<is_packed<Problem>, PackedRow<typename Problem::In, vectors, irregular>,
+                       RowRegisters<typename Problem::In, typename Problem::Out, vectors, irregular>>;
+
+/// The maximum of a row may be NaN or infinite: what is subtracted from its logits.
+template <class Acc>
+__device__ Acc finite_maximum(Acc max) {
+  return Kokkos::fmin(Kokkos::fmax(max, -largest_v<Acc>), largest_v<Acc>);
+}
+/// The sum of a row with this maximum: one that holds NaN or +inf has that.
+template <class Acc>
+__device__ Acc sum_or_special(Acc max, Acc sum) {
+  return max <= largest_v<Acc> ? sum : max;
+}
 
 /// From the logits in the registers of a row's threads to its outputs. `Reduce` gives every thread of the row
-/// the maximum and the sum over its threads, in an order that depends on their number alone; `store` is given
+/// the maximum and the sum over its threads, in an order that depends on the length alone; `store` is given
 /// what makes an output of what the registers hold then.
 template <class Problem, class Registers, class Threads, class Reduce, class Store>
 __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threads& threads,
@@ -48,126 +66,229 @@ __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threa
   constexpr int vectors = Registers::vectors, width = Registers::width;
   const Operation operation = problem.operation;
   const auto columns = static_cast<int>(problem.geometry.columns);
-  Acc max;
-  if constexpr (Registers::packed) {
-    using Pair = PackedPair<typename Problem::In>;
-    const auto larger = [](unsigned a, unsigned b) { return Pair::maximum(a, b); };
-    constexpr int pairs = width / 2;
-    unsigned m[pairs];
+  const auto larger = [](Acc a, Acc b) { return maximum_or_nan(a, b); };
+  Acc m[width];
 #pragma unroll
-    for (int i = 0; i < pairs; ++i) m[i] = row.held[i];
+  for (int i = 0; i < width; ++i) m[i] = row.held[i];
 #pragma unroll
-    for (int k = 1; k < vectors; ++k) {
-      if (Registers::skips(k, columns, threads)) break;
+  for (int k = 1; k < vectors; ++k) {
+    if (Registers::skips(k, columns, threads)) break;
 #pragma unroll
-      for (int i = 0; i < pairs; ++i) m[i] = larger(m[i], row.held[k * pairs + i]);
-    }
-    const unsigned pair = fold_accumulators<pairs>(m, larger);
-    max = Kokkos::fmax(Kokkos::fmax(Pair::low(pair), -largest_v<Acc>), Pair::high(pair));  // passes over NaN
-  } else {
-    Acc m[width];
-#pragma unroll
-    for (int i = 0; i < width; ++i) m[i] = Kokkos::fmax(row.held[i], -largest_v<Acc>);  // passes over NaN
-#pragma unroll
-    for (int k = 1; k < vectors; ++k) {
-      if (Registers::skips(k, columns, threads)) break;
-#pragma unroll
-      for (int i = 0; i < width; ++i) m[i] = Kokkos::fmax(row.held[k * width + i], m[i]);
-    }
-    max = fold_accumulators<width>(m, [](Acc a, Acc b) { return Kokkos::fmax(a, b); });
+    for (int i = 0; i < width; ++i) m[i] = larger(m[i], row.held[k * width + i]);
   }
-  max = reduce.max(max);
-  max = max > largest_v<Acc> ? largest_v<Acc> : max;
+  const Acc max_of_row = reduce.max(fold_accumulators<width>(m, larger));
+  const Acc max = finite_maximum(max_of_row);
   // Summed vector by vector, so that one warp's vectors can be in several warps (ReduceVectors).
   const auto add = [](Acc a, Acc b) { return a + b; };
   const RowExponential<Out, Acc> exponential(max);
-  if constexpr (!Registers::packed) {
-    if (exponential.subtracts_first()) {
+  if (exponential.subtracts_first()) {
 #pragma unroll
-      for (auto& value : row.held) value -= max;
-    }
+    for (auto& value : row.held) value -= max;
   }
-  const bool keeps_exponentials = !Registers::packed && operation == Operation::softmax;
+  const bool keeps_exponentials = operation == Operation::softmax;
   Acc of_vector[vectors];
 #pragma unroll
   for (int k = 0; k < vectors; ++k) of_vector[k] = 0;
+  const auto exponentiate = [&](auto keeps) {
 #pragma unroll
-  for (int k = 0; k < vectors; ++k) {
-    if (Registers::skips(k, columns, threads)) break;
-    Acc terms[width];
+    for (int k = 0; k < vectors; ++k) {
+      if (Registers::skips(k, columns, threads)) break;
+      Acc terms[width];
 #pragma unroll
-    for (int i = 0; i < width; ++i) {
-      const Acc value = row.value(k * width + i);
-      terms[i] = exponential(value);
-      if constexpr (!Registers::packed) row.held[k * width + i] = keeps_exponentials ? terms[i] : value;
+      for (int i = 0; i < width; ++i) {
+        terms[i] = exponential(row.held[k * width + i]);
+        if constexpr (decltype(keeps)::value) row.held[k * width + i] = terms[i];
+      }
+      of_vector[k] = fold_accumulators<width>(terms, add);
     }
-    of_vector[k] = fold_accumulators<width>(terms, add);
+  };
+  if (keeps_exponentials) {
+    exponentiate(std::true_type{});
+  } else {
+    exponentiate(std::false_type{});
   }
   const Acc uncorrected_sum = reduce.sum(fold_accumulators<vectors>(of_vector, add));
-  if constexpr (Registers::packed) row.hide_from_optimizer();
-  const Acc sum = keeps_exponentials ? uncorrected_sum : uncorrected_sum * exponential.correction;
+  const Acc sum = sum_or_special(
+      max_of_row, keeps_exponentials ? uncorrected_sum : uncorrected_sum * exponential.correction);
   const RowResult<Acc> result(operation, MaxSum<Acc>{max, sum});
   if (operation == Operation::logsumexp) {
     if (writes_lse) *lse = store_as<Out>(result.logsumexp());
   } else if (operation == Operation::log_softmax) {
-    const Acc left = !Registers::packed && exponential.subtracts_first() ? Acc(0) : max;
+    const Acc left = exponential.subtracts_first() ? Acc(0) : max;
     store([&](Acc value) { return (value - left) - result.log_sum; });
-  } else if constexpr (Registers::packed) {
-    // The sum goes into the exponent: 16 bits do not show its rounding.
-    const float log2_of_sum = sum == 0.0f ? 0.0f : sum < infinity_v<float> ? log2f(sum) : nan_v<float>;
-    store([&](Acc value) { return ex2_approx_ftz(fmaf(value - max, 1.4426950408889634f, -log2_of_sum)); });
   } else {
     store([&](Acc exponential_of_value) { return exponential_of_value * result.factor; });
   }
 }
 
+/// The same of rows by address.
+template <class Problem, class T, int vectors, bool anywhere, class Threads, class Reduce, class Store>
+__device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywhere>& row,
+                                                     const Threads& threads, const Problem& problem,
+                                                     typename Problem::Out* lse, bool writes_lse,
+                                                     const Reduce& reduce, const Store& store) {
+  using Out = typename Problem::Out;
+  using Pair = PackedPair<T>;
+  constexpr int pairs = PackedRow<T, vectors, anywhere>::pairs;
+  const Operation operation = problem.operation;
+  const auto larger = [](unsigned a, unsigned b) { return Pair::maximum_or_nan(a, b); };
+  unsigned m[pairs];
+#pragma unroll
+  for (int i = 0; i < pairs; ++i) m[i] = row.held[i];
+#pragma unroll
+  for (int k = 1; k < vectors; ++k) {
+    if (row.skips(k, threads)) break;
+#pragma unroll
+    for (int i = 0; i < pairs; ++i) m[i] = larger(m[i], row.held[k * pairs + i]);
+  }
+  const unsigned pair_of_maxima = fold_accumulators<pairs>(m, larger);
+  const float max_of_row = reduce.max(maximum_or_nan(Pair::low(pair_of_maxima), Pair::high(pair_of_maxima)));
+  const float max = finite_maximum(max_of_row);
+  const ExponentialOf16Bits<T> exponential(max);
+  const auto sum_of_exponentials = [&](auto of_logarithm) {
+    constexpr bool exact = decltype(of_logarithm)::value;
+    FixedPointUnits units{0, 0};
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (row.skips(k, threads)) break;
+#pragma unroll
+      for (int i = 0; i < pairs; ++i) {
+        const unsigned pair = row.held[k * pairs + i];
+        units.template add<exact>(exponential(Pair::low(pair)), exponential(Pair::high(pair)));
+      }
+    }
+    return reduce.template sum_of_units<exact>(units);
+  };
+  const float finite_sum = operation == Operation::softmax ? sum_of_exponentials(std::false_type{})
+                                                           : sum_of_exponentials(std::true_type{});
+  // Keeps the compiler from remembering what it made of the pairs: that would take the registers that packing
+  // spares.
+#pragma unroll
+  for (auto& pair : row.held) asm volatile("" : "+r"(pair));
+  const float sum = sum_or_special(max_of_row, finite_sum);
+  if (operation == Operation::softmax) {
+    const float factor = sum == 0.0f ? 0.0f : sum < infinity_v<float> ? __fdividef(1.0f, sum) : nan_v<float>;
+    store([&](int k, int i) {
+      const unsigned pair = row.held[k * pairs + i];
+      return rounded_pair<Out>(exponential(Pair::low(pair)) * factor, exponential(Pair::high(pair)) * factor);
+    });
+  } else {
+    const RowResult<float> result(operation, MaxSum<float>{max, sum * exponential.correction(max)});
+    if (operation == Operation::logsumexp) {
+      if (writes_lse) *lse = store_as<Out>(result.logsumexp());
+    } else {
+      store([&](int k, int i) {
+        const unsigned pair = row.held[k * pairs + i];
+        return rounded_pair<Out>((Pair::low(pair) - max) - result.log_sum,
+                                 (Pair::high(pair) - max) - result.log_sum);
+      });
+    }
+  }
+}
+
+/// Floats as integers of the same order, those of NaN above all (as max.NaN makes them), and back.
+__device__ inline int in_integer_order(float value) {
+  const int bits = bits_as<int>(value);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+__device__ inline float from_integer_order(int order) {
+  return bits_as<float>(order ^ ((order >> 31) & 0x7fffffff));
+}
+
+/// Across the lanes of a row. Maxima may be NaN.
 template <class Acc, int group>
 struct ReduceGroup {
   __device__ Acc max(Acc value) const {
+    if constexpr (std::is_same_v<Acc, float> && group == 32) {
+      return from_integer_order(redux_max(in_integer_order(value)));
+    } else {
 #pragma unroll
-    for (int mask = 1; mask < group; mask *= 2) {
-      const Acc other = __shfl_xor_sync(0xffffffffu, value, mask);
-      value = Kokkos::fmax(value, other);
+      for (int mask = 1; mask < group; mask *= 2)
+        value = maximum_or_nan(value, __shfl_xor_sync(0xffffffffu, value, mask));
+      return value;
     }
-    return value;
   }
-  __device__ ExactSum<Acc> exact_sum(Acc value) const {
-    ExactSum<Acc> sum = ExactSum<Acc>::of(value);
+  __device__ static unsigned add(unsigned value) {
+    if constexpr (group == 32) {
+      return redux_add(value);
+    } else {
+#pragma unroll
+      for (int mask = 1; mask < group; mask *= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
+      return value;
+    }
+  }
+  /// What can be added in any order, and what that is in the end.
+  __device__ auto partial_sum(Acc value) const {
+    if constexpr (std::is_same_v<Acc, float>) {
+      return FixedPointSum::of(value);
+    } else {
+      return ExactSum<Acc>::of(value);
+    }
+  }
+  __device__ FixedPointSum joined(const FixedPointSum& sum) const {
+    return {add(sum.high), add(sum.low)};
+  }
+  __device__ ExactSum<double> joined(ExactSum<double> sum) const {
 #pragma unroll
     for (int mask = 1; mask < group; mask *= 2) sum.join(sum.from_lane_xor(mask));
     return sum;
   }
   __device__ Acc sum(Acc value) const {
-    return exact_sum(value).rounded();
+    return joined(partial_sum(value)).rounded();
+  }
+
+  /// Fewer lanes than a warp have rows of less than 2^10.
+  template <bool exact>
+  __device__ float sum_of_units(const FixedPointUnits& units) const {
+    const unsigned rest = exact ? add(units.rest) : 0;
+    if constexpr (group < 32) {
+      return FixedPointUnits::rounded<exact>(add(units.whole), rest);
+    } else {
+      const unsigned long long high = add(units.whole >> 11);
+      return FixedPointUnits::rounded<exact>((high << 11) + add(units.whole & 0x7ffu), rest);
+    }
   }
 };
 
 /// Across the warps of a block. A warp joins its lanes, then all join the warps.
 template <class Acc>
 struct ReduceWarps {
+  using Warp = ReduceGroup<Acc, 32>;
+  using Threads = BlockOfRow;
+  using Sum = std::conditional_t<std::is_same_v<Acc, float>, FixedPointSum, ExactSum<double>>;
   struct Shared {
     Acc maxima[32];
-    ExactSum<Acc> sums[32];
+    Sum sums[32];
+    unsigned rests[32];
   };
   Shared& shared;
-  ReduceGroup<Acc, 32> warp;
+  Warp warp;
 
   __device__ Acc max(Acc value) const {
     value = warp.max(value);
     const int lane = threadIdx.x % 32;
     if (lane == 0) shared.maxima[threadIdx.x / 32] = value;
     __syncthreads();
-    return warp.max(lane < blockDim.x / 32 ? shared.maxima[lane] : -largest_v<Acc>);
+    return warp.max(lane < blockDim.x / 32 ? shared.maxima[lane] : -infinity_v<Acc>);
   }
-  __device__ Acc sum(Acc value) const {
-    const ExactSum<Acc> of_warp = warp.exact_sum(value);
+  __device__ Sum joined(const Sum& of_thread) const {
+    const Sum of_warp = warp.joined(of_thread);
     const int lane = threadIdx.x % 32;
     if (lane == 0) shared.sums[threadIdx.x / 32] = of_warp;
     __syncthreads();
-    ExactSum<Acc> all = lane < blockDim.x / 32 ? shared.sums[lane] : ExactSum<Acc>::of(Acc(0));
-#pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2) all.join(all.from_lane_xor(mask));
-    return all.rounded();
+    return warp.joined(lane < blockDim.x / 32 ? shared.sums[lane] : Sum{0, 0});
+  }
+  __device__ Acc sum(Acc value) const { return joined(warp.partial_sum(value)).rounded(); }
+  template <bool exact>
+  __device__ float sum_of_units(const FixedPointUnits& units) const {
+    const int lane = threadIdx.x % 32;
+    if constexpr (exact) {
+      const unsigned rest_of_warp = warp.add(units.rest);
+      if (lane == 0) shared.rests[threadIdx.x / 32] = rest_of_warp;
+    }
+    const FixedPointSum sum = joined(FixedPointSum{units.whole >> 11, units.whole & 0x7ffu});
+    const unsigned rest = exact ? warp.add(lane < blockDim.x / 32 ? shared.rests[lane] : 0) : 0;
+    return FixedPointUnits::rounded<exact>((static_cast<unsigned long long>(sum.high) << 11) + sum.low, rest);
   }
 };
 
@@ -175,6 +296,7 @@ struct ReduceWarps {
 /// as that one.
 template <class Acc, int vectors>
 struct ReduceVectors {
+  using Threads = WarpsOfRow;
   struct Shared {
     Acc maxima[vectors];
     Acc sums[vectors][32];
@@ -189,7 +311,7 @@ struct ReduceVectors {
     Acc of[vectors];
 #pragma unroll
     for (int k = 0; k < vectors; ++k) of[k] = shared.maxima[k];
-    return fold_accumulators<vectors>(of, [](Acc a, Acc b) { return Kokkos::fmax(a, b); });
+    return fold_accumulators<vectors>(of, [](Acc a, Acc b) { return maximum_or_nan(a, b); });
   }
   __device__ Acc sum(Acc value) const {
     shared.sums[threadIdx.x / 32][threadIdx.x % 32] = value;
@@ -203,67 +325,115 @@ struct ReduceVectors {
 
 /// Blocks of 128 threads that a multiprocessor shall have room for: as many registers as a row takes, and few
 /// beside them.
-template <class Registers>
-inline constexpr int least_blocks_of_warps = sizeof(Registers) <= 32 && sizeof(typename Registers::Acc) == 4
-                                                 ? 12
-                                             : sizeof(Registers) <= 64  ? 8
-                                             : sizeof(Registers) <= 128 ? 6
-                                                                        : 3;
+template <class Problem, class Registers, bool irregular>
+inline constexpr int least_blocks_of_warps = [] {
+  const std::size_t bytes = sizeof(Registers::held);
+  const int spare =
+      is_packed<Problem> ? (irregular || bytes > 80 ? 2 : 1) : (irregular || bytes <= 80 ? 0 : 1);
+  return bytes <= 32    ? 12 - 2 * spare
+         : bytes <= 80  ? 9 - spare
+         : bytes <= 144 ? (sizeof(typename Problem::Acc) == 8 ? 6 : 8 - spare)
+                        : 3;
+}();
 
-template <int vectors, int group, class Problem>
-__global__ void __launch_bounds__(128, least_blocks_of_warps<RegistersOf<Problem, vectors>>)
+/// Reads the row at `where` of those of the problem.
+template <class Problem, class Registers, class Threads>
+__device__ __forceinline__ void load_row(const Problem& problem, const RowGeometry::Row& where,
+                                         Registers& row, const Threads& threads) {
+  const RowGeometry& g = problem.geometry;
+  if constexpr (is_packed<Problem>) {
+    index_type last = 0;
+#pragma unroll 1
+    for (int d = 0; d < g.rank; ++d) last += (g.extent[d] - 1) * g.x_stride[d];
+    row.load(problem.x + where.x_offset, last - where.x_offset, static_cast<int>(g.columns), threads);
+  } else {
+    row.load(problem.x + where.x_offset, static_cast<int>(g.columns), threads,
+             problem.transform.at_row(where.index));
+  }
+}
+template <class Problem, class Registers, class Threads, class Output>
+__device__ __forceinline__ void store_row(const Problem& problem, const RowGeometry::Row& where,
+                                          index_type position, const Registers& row, const Threads& threads,
+                                          const Output& output) {
+  const RowGeometry& g = problem.geometry;
+  const bool exists = position < g.rows;
+  if constexpr (is_packed<Problem>) {
+    const bool dense = g.rank == 1 && g.y_stride[0] == g.columns;
+    row.store(problem.y + where.y_offset, exists, position + 1 < g.rows, dense, threads, output);
+  } else {
+    row.store(problem.y + where.y_offset, static_cast<int>(problem.geometry.columns), exists, threads,
+              output);
+  }
+}
+
+template <int vectors, bool irregular, int group, class Problem>
+__global__ void __launch_bounds__(
+    128, least_blocks_of_warps<Problem, RegistersOf<Problem, vectors, irregular>, irregular>)
     warp_per_row_kernel(const __grid_constant__ Problem problem) {
-  using Registers = RegistersOf<Problem, vectors>;
+  using Registers = RegistersOf<Problem, vectors, irregular>;
   const index_type position = static_cast<index_type>(blockIdx.x) * (128 / group) + threadIdx.x / group;
   const bool exists = position < problem.geometry.rows;
   grid_dependency_wait();
   if (problem.geometry.rows == 0) return;
   // Lanes past the last row go along with that one: the warp's shuffles want them.
   const RowGeometry::Row where = problem.geometry.row(exists ? position : problem.geometry.rows - 1);
-  const index_type columns = problem.geometry.columns;
   extern __shared__ __align__(16) char images_of_rows[];
   const LanesOfRow<group> threads{static_cast<int>(threadIdx.x % group),
                                   images_of_rows + threadIdx.x / group * Registers::image_bytes(group)};
   Registers row;
-  row.load(problem.x + where.x_offset, columns, threads, problem.transform.at_row(where.index));
+  load_row(problem, where, row, threads);
   softmax_in_registers(row, threads, problem, problem.y + where.y_offset, exists && threads.index == 0,
                        ReduceGroup<typename Problem::Acc, group>{}, [&](const auto& output) {
-                         row.store(problem.y + where.y_offset, columns, exists, threads, output);
+                         store_row(problem, where, position, row, threads, output);
                        });
 }
 
 /// `least_blocks` on a multiprocessor. `Reduce`: ReduceWarps, or ReduceVectors, which has a row of a warp in
 /// more warps.
-template <int vectors, int most_threads, int least_blocks, class Reduce, class Problem>
+template <int vectors, bool irregular, int most_threads, int least_blocks, class Reduce, class Problem>
 __global__ void __launch_bounds__(most_threads, least_blocks)
     block_per_row_kernel(const __grid_constant__ Problem problem) {
-  using Registers = RegistersOf<Problem, vectors>;
+  using Registers = RegistersOf<Problem, vectors, irregular>;
+  using Threads = typename Reduce::Threads;
   extern __shared__ __align__(16) char images_of_rows[];
   __shared__ typename Reduce::Shared shared;
   grid_dependency_wait();
   if (problem.geometry.rows == 0) return;
   const RowGeometry::Row where = problem.geometry.row(blockIdx.x);
-  const BlockOfRow threads{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), images_of_rows};
+  const Threads threads = [&] {
+    if constexpr (std::is_same_v<Threads, BlockOfRow>) {
+      return BlockOfRow{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), images_of_rows};
+    } else {
+      return WarpsOfRow{static_cast<int>(threadIdx.x % 32), images_of_rows};
+    }
+  }();
   Registers row;
-  row.load(problem.x + where.x_offset, problem.geometry.columns, threads,
-           problem.transform.at_row(where.index));
-  softmax_in_registers(row, threads, problem, problem.y + where.y_offset, threadIdx.x == 0,
-                       Reduce{shared, {}}, [&](const auto& output) {
-                         row.store(problem.y + where.y_offset, problem.geometry.columns, true, threads,
-                                   output);
-                       });
+  load_row(problem, where, row, threads);
+  softmax_in_registers(
+      row, threads, problem, problem.y + where.y_offset, threadIdx.x == 0, Reduce{shared, {}},
+      [&](const auto& output) { store_row(problem, where, blockIdx.x, row, threads, output); });
 }
 
-/// How a row is spread over registers; by length and type alone, because that decides the bits.
-template <class In>
+/// How rows are spread over registers; by length and type alone, where that decides the bits.
+template <class Problem>
 struct RowInRegistersPlan {
+  using In = typename Problem::In;
   static constexpr int width = 16 / sizeof(In);
   /// 16-byte vectors a thread in rows that fill them: 32 values of float or of 16 bits, 16 of double. (Longer
-  /// rows of 16 bits have 8 of them: 16384 columns of bfloat16 on one H200 0.98 of a copy, 0.92 by
+  /// rows of 16 bits by address have 8 of them: 16384 columns of bfloat16 on one H200 0.98 of a copy, 0.92 by
   /// grid_pipelined_rows.)
-  static constexpr int most_vectors = sizeof(In) == 2 ? 4 : 8;
-  static constexpr index_type longest_of_warp = 32 * most_vectors * width;
+  static constexpr int most_vectors = sizeof(In) == 2 && !is_packed<Problem> ? 4 : 8;
+  /// Of rows that are no whole vectors: a few more than a power of two, for rows a little longer than one.
+  static constexpr int interleaved_vectors = 9, interleaved_width = 16 / sizeof(typename Problem::Acc);
+  static constexpr int interleaved_elements = interleaved_vectors * interleaved_width;
+
+  static constexpr index_type longest_of_warp =
+      is_packed<Problem> ? 32 * most_vectors * width - (width - 1) : 32 * most_vectors * width;
   static constexpr index_type longest = sizeof(In) == 2 ? 256 * 8 * width : 512 * most_vectors * width;
+
+  static constexpr bool interleaves(index_type columns) {
+    return !is_packed<Problem> && columns % width != 0;
+  }
 
   /// Whether so few vectors a thread are filled well by rows of so many. Else threads have up to 8: five of
   /// them at least, so that few threads hold nothing. (65 columns of float on one H200: 0.34 of a copy with
@@ -272,10 +442,33 @@ struct RowInRegistersPlan {
     return vectors_of_row <= vectors * lanes && 8 * vectors_of_row > 7 * vectors * lanes;
   }
 
-  template <int vectors>
-  static int threads_of_block(index_type columns) {
-    const index_type threads = (columns + vectors * width - 1) / (vectors * width);
+  static int threads_of_block(index_type columns, index_type columns_of_thread) {
+    const index_type threads = (columns + columns_of_thread - 1) / columns_of_thread;
     return static_cast<int>((threads + 31) / 32 * 32);
+  }
+};
+
+/// Bytes to which all rows are aligned alike, at most 16: of x, of y, and of both to each other.
+struct RowAlignment {
+  std::uintptr_t x, y, difference;
+
+  template <class Problem>
+  static RowAlignment of(const Problem& problem) {
+    const RowGeometry& g = problem.geometry;
+    const auto bytes = [](index_type elements, std::size_t size) {
+      return static_cast<std::uintptr_t>(elements) * size;
+    };
+    RowAlignment all{
+        reinterpret_cast<std::uintptr_t>(problem.x), reinterpret_cast<std::uintptr_t>(problem.y),
+        reinterpret_cast<std::uintptr_t>(problem.y) - reinterpret_cast<std::uintptr_t>(problem.x)};
+    for (int d = 0; d < g.rank; ++d) {
+      const std::uintptr_t x = bytes(g.x_stride[d], sizeof(*problem.x));
+      const std::uintptr_t y = bytes(g.y_stride[d], sizeof(*problem.y));
+      all.x |= x;
+      all.y |= y;
+      all.difference |= y - x;
+    }
+    return all;
   }
 };
 
@@ -295,17 +488,24 @@ std::string_view refuse_row_in_registers(const Problem& problem, index_type shor
   return {};
 }
 
-/// Launches one of these kernels. `image_bytes` of shared memory where rows of y are not aligned to
-/// `store_bytes`.
-template <auto kernel, class Problem>
-void launch_rows_kernel(const Kokkos::Cuda& exec, const char* name, index_type blocks, int threads,
-                        int store_bytes, int image_bytes, const Problem& problem) {
-  const RowGeometry& g = problem.geometry;
-  auto address = reinterpret_cast<std::uintptr_t>(problem.y);
-  for (int d = 0; d < g.rank; ++d) address |= static_cast<std::uintptr_t>(g.y_stride[d]) * sizeof(*problem.y);
-  const bool is_aligned = address % static_cast<std::uintptr_t>(store_bytes) == 0;
+/// Whether rows by address have vectors that they do not fill, or have to be shifted on the way to y.
+template <class Problem>
+bool lies_anywhere(const Problem& problem) {
+  const RowAlignment alignment = RowAlignment::of(problem);
   const bool writes_rows = problem.operation != Operation::logsumexp;
-  const int bytes = is_aligned || !writes_rows ? 0 : image_bytes;
+  return alignment.x % 16 != 0 || problem.geometry.columns % 8 != 0 ||
+         (writes_rows && alignment.difference % 16 != 0);
+}
+
+/// Launches one of these kernels. `image_bytes` of shared memory where rows have to be shifted.
+template <auto kernel, class Registers, class Problem>
+void launch_rows_kernel(const Kokkos::Cuda& exec, const char* name, index_type blocks, int threads,
+                        int image_bytes, const Problem& problem) {
+  const RowAlignment alignment = RowAlignment::of(problem);
+  const bool writes_rows = problem.operation != Operation::logsumexp;
+  const bool has_image = is_packed<Problem> ? writes_rows && alignment.difference % 16 != 0
+                                            : writes_rows && alignment.y % Registers::store_bytes != 0;
+  const int bytes = has_image ? image_bytes : 0;
   constexpr int always_allowed = 40 * 1024;  // beside what a kernel declares
   if (bytes > always_allowed) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
@@ -326,32 +526,34 @@ struct WarpPerRow {
 
   template <class Exec, class Problem>
   static std::string_view refuse(const Exec&, const Problem& problem) {
-    return refuse_row_in_registers(problem, 1, RowInRegistersPlan<typename Problem::In>::longest_of_warp, "",
+    return refuse_row_in_registers(problem, 1, RowInRegistersPlan<Problem>::longest_of_warp, "",
                                    "a row does not fit the registers of a warp");
   }
 
   template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
-    using Plan = RowInRegistersPlan<typename Problem::In>;
-    const index_type vectors = (problem.geometry.columns + Plan::width - 1) / Plan::width;
-    if (vectors <= 2 * 4) {
-      launch<2, 4>(exec, problem);
-    } else if (Plan::fills(vectors, 2, 8)) {
-      launch<2, 8>(exec, problem);
-    } else if (Plan::fills(vectors, 2, 16)) {
-      launch<2, 16>(exec, problem);
-    } else if (Plan::fills(vectors, 2, 32)) {
-      launch<2, 32>(exec, problem);
-    } else if (Plan::fills(vectors, 4, 32)) {
-      launch_warp_or_warps<4>(exec, problem);
-    } else if (vectors <= 8 * 4) {
-      launch<8, 4>(exec, problem);
-    } else if (vectors <= 8 * 8) {
-      launch<8, 8>(exec, problem);
-    } else if (vectors <= 8 * 16) {
-      launch<8, 16>(exec, problem);
-    } else if constexpr (Plan::most_vectors > 4) {
-      launch_warp_or_warps<8>(exec, problem);
+    using Plan = RowInRegistersPlan<Problem>;
+    const index_type columns = problem.geometry.columns;
+    if constexpr (is_packed<Problem>) {
+      // `reserve` launches over no rows: that loads the kernel for other addresses, too, which a capture
+      // could not do.
+      const bool both = problem.geometry.rows == 0 && columns % Plan::width == 0;
+      if (both || !lies_anywhere(problem)) run_vectors(exec, problem, columns / Plan::width);
+      if (both || lies_anywhere(problem))
+        run_anywhere(exec, problem, RegistersOf<Problem, 1, true>::vectors_of_row(columns));
+    } else if (!Plan::interleaves(columns)) {
+      run_vectors(exec, problem, columns / Plan::width);
+    } else {
+      constexpr int vectors = Plan::interleaved_vectors, elements = Plan::interleaved_elements;
+      if (columns <= 8 * elements / 3) {
+        launch<vectors / 3, true, 8>(exec, problem);
+      } else if (columns <= 16 * elements / 3) {
+        launch<vectors / 3, true, 16>(exec, problem);
+      } else if (columns <= 16 * elements / 2) {
+        launch<vectors, true, 16>(exec, problem);
+      } else {
+        launch_warp_or_warps<vectors, true>(exec, problem);
+      }
     }
   }
 
@@ -364,27 +566,72 @@ struct WarpPerRow {
   /// rows 5.2 and 3.6.)
   static constexpr index_type most_rows_in_warps = 512;
 
-  template <int vectors, class Problem>
+  template <class Problem>
+  static void run_vectors(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    using Plan = RowInRegistersPlan<Problem>;
+    if (vectors <= 2 * 4) {
+      launch<2, false, 4>(exec, problem);
+    } else if (Plan::fills(vectors, 2, 8)) {
+      launch<2, false, 8>(exec, problem);
+    } else if (Plan::fills(vectors, 2, 16)) {
+      launch<2, false, 16>(exec, problem);
+    } else if (Plan::fills(vectors, 2, 32)) {
+      launch<2, false, 32>(exec, problem);
+    } else if (Plan::fills(vectors, 4, 32)) {
+      launch_warp_or_warps<4, false>(exec, problem);
+    } else if (vectors <= 8 * 4) {
+      launch<8, false, 4>(exec, problem);
+    } else if (vectors <= 8 * 8) {
+      launch<8, false, 8>(exec, problem);
+    } else if (vectors <= 8 * 16 - (is_packed<Problem> ? 2 : 0)) {  // see ReduceGroup::units
+      launch<8, false, 16>(exec, problem);
+    } else {
+      launch_warp_or_warps<8, false>(exec, problem);
+    }
+  }
+
+  template <class Problem>
+  static void run_anywhere(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    if (vectors <= 5 * 4) {
+      launch<5, true, 4>(exec, problem);
+    } else if (vectors <= 8 * 4) {
+      launch<8, true, 4>(exec, problem);
+    } else if (vectors <= 5 * 8) {
+      launch<5, true, 8>(exec, problem);
+    } else if (vectors <= 8 * 8) {
+      launch<8, true, 8>(exec, problem);
+    } else if (vectors <= 5 * 16) {
+      launch<5, true, 16>(exec, problem);
+    } else if (vectors <= 8 * 16 - 2) {  // see ReduceGroup::units
+      launch<8, true, 16>(exec, problem);
+    } else if (vectors <= 5 * 32) {
+      launch_warp_or_warps<5, true>(exec, problem);
+    } else {
+      launch_warp_or_warps<8, true>(exec, problem);
+    }
+  }
+
+  template <int vectors, bool irregular, class Problem>
   static void launch_warp_or_warps(const Kokkos::Cuda& exec, const Problem& problem) {
     if (problem.geometry.rows > most_rows_in_warps) {
-      launch<vectors, 32>(exec, problem);
+      launch<vectors, irregular, 32>(exec, problem);
       return;
     }
     // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
     if (problem.geometry.rows == 0)
-      (void)has_grid_dependency_wait(&warp_per_row_kernel<vectors, 32, Problem>);
-    using Registers = RegistersOf<Problem, 1>;
-    using Reduce = ReduceVectors<typename Problem::Acc, vectors>;
-    launch_rows_kernel<&block_per_row_kernel<1, vectors * 32, 4, Reduce, Problem>>(
-        exec, name, problem.geometry.rows, vectors * 32, Registers::store_bytes,
-        Registers::image_bytes(vectors * 32), problem);
+      (void)has_grid_dependency_wait(&warp_per_row_kernel<vectors, irregular, 32, Problem>);
+    using Registers = RegistersOf<Problem, 1, irregular>;
+    using Acc = typename Problem::Acc;
+    using Reduce = std::conditional_t<is_packed<Problem>, ReduceWarps<Acc>, ReduceVectors<Acc, vectors>>;
+    launch_rows_kernel<&block_per_row_kernel<1, irregular, vectors * 32, 4, Reduce, Problem>, Registers>(
+        exec, name, problem.geometry.rows, vectors * 32, Registers::image_bytes(vectors * 32), problem);
   }
-  template <int vectors, int group, class Problem>
+  template <int vectors, bool irregular, int group, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem) {
-    using Registers = RegistersOf<Problem, vectors>;
+    using Registers = RegistersOf<Problem, vectors, irregular>;
     constexpr int rows_of_block = 128 / group;
-    launch_rows_kernel<&warp_per_row_kernel<vectors, group, Problem>>(
-        exec, name, (problem.geometry.rows + rows_of_block - 1) / rows_of_block, 128, Registers::store_bytes,
+    launch_rows_kernel<&warp_per_row_kernel<vectors, irregular, group, Problem>, Registers>(
+        exec, name, (problem.geometry.rows + rows_of_block - 1) / rows_of_block, 128,
         rows_of_block * Registers::image_bytes(group), problem);
   }
 };
@@ -397,7 +644,7 @@ struct BlockPerRow {
 
   template <class Exec, class Problem>
   static std::string_view refuse(const Exec&, const Problem& problem) {
-    using Plan = RowInRegistersPlan<typename Problem::In>;
+    using Plan = RowInRegistersPlan<Problem>;
     return refuse_row_in_registers(problem, Plan::longest_of_warp + 1, Plan::longest,
                                    "shorter rows have a warp or a part of one",
                                    "a row does not fit the registers of a block");
@@ -405,22 +652,46 @@ struct BlockPerRow {
 
   template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
-    using In = typename Problem::In;
-    using Plan = RowInRegistersPlan<In>;
-    constexpr int vectors = Plan::most_vectors;
-    constexpr bool packed = RegistersOf<Problem, vectors>::packed;
+    using Plan = RowInRegistersPlan<Problem>;
     const index_type columns = problem.geometry.columns;
-    if constexpr (sizeof(In) == 2) {
-      const int threads = Plan::template threads_of_block<vectors>(columns);
-      if (threads <= 256 && Plan::fills((columns + Plan::width - 1) / Plan::width, vectors, threads)) {
-        launch<vectors, 256, 4>(exec, problem);
-      } else {
-        launch<8, 256, packed ? 3 : 2>(exec, problem);
+    if constexpr (is_packed<Problem>) {
+      const bool both = problem.geometry.rows == 0 && columns % Plan::width == 0;  // as in WarpPerRow
+      if (both || !lies_anywhere(problem)) {
+        const index_type vectors = columns / Plan::width;
+        const int threads = Plan::threads_of_block(vectors, 4);
+        if (threads <= 256 && Plan::fills(vectors, 4, threads)) {
+          launch<4, false, 256, 4>(exec, problem, vectors, 4);
+        } else {
+          launch<8, false, 256, 3>(exec, problem, vectors, 8);
+        }
       }
-    } else if (columns <= 256 * vectors * Plan::width) {
-      launch<vectors, 256, 3>(exec, problem);
+      if (both || lies_anywhere(problem)) {
+        const index_type vectors = RegistersOf<Problem, 1, true>::vectors_of_row(columns);
+        if (vectors <= 256 * 5) {
+          launch<5, true, 256, 4>(exec, problem, vectors, 5);
+        } else {
+          // Rows of all that 256 threads hold have one more vector where they begin off a boundary.
+          launch<8, true, 288, 3>(exec, problem, vectors, 8);
+        }
+      }
+    } else if (Plan::interleaves(columns)) {
+      constexpr int vectors = Plan::interleaved_vectors, elements = Plan::interleaved_elements;
+      if (columns <= 256 * elements) {
+        launch_256<vectors, true>(exec, problem, elements);
+      } else {
+        launch<vectors, true, 512, 2>(exec, problem, columns, elements);
+      }
+    } else if constexpr (sizeof(typename Problem::In) == 2) {
+      const int threads = Plan::threads_of_block(columns, 4 * Plan::width);
+      if (threads <= 256 && Plan::fills(columns / Plan::width, 4, threads)) {
+        launch<4, false, 256, 4>(exec, problem, columns, 4 * Plan::width);
+      } else {
+        launch<8, false, 256, 2>(exec, problem, columns, 8 * Plan::width);
+      }
+    } else if (columns <= 256 * 8 * Plan::width) {
+      launch_256<8, false>(exec, problem, 8 * Plan::width);
     } else {
-      launch<vectors, 512, 2>(exec, problem);
+      launch<8, false, 512, 2>(exec, problem, columns, 8 * Plan::width);
     }
   }
 
@@ -428,15 +699,29 @@ struct BlockPerRow {
   static void reserve(const Exec&, const Problem&) {}
 
  private:
-  template <int vectors, int most_threads, int least_blocks, class Problem>
-  static void launch(const Kokkos::Cuda& exec, const Problem& problem) {
-    using Registers = RegistersOf<Problem, vectors>;
+  /// Blocks of at most 256 threads: four on a multiprocessor where rows come from L2, three where they come
+  /// from memory and more would be in each other's way.
+  template <int vectors, bool irregular, class Problem>
+  static void launch_256(const Kokkos::Cuda& exec, const Problem& problem, index_type columns_of_thread) {
+    constexpr index_type bytes_of_l2 = index_type(128) << 20;
+    const RowGeometry& g = problem.geometry;
+    const bool from_memory = g.rows * g.columns * static_cast<index_type>(sizeof(*problem.x)) > bytes_of_l2;
+    // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
+    if (g.rows == 0 || from_memory)
+      launch<vectors, irregular, 256, 3>(exec, problem, g.columns, columns_of_thread);
+    if (g.rows == 0 || !from_memory)
+      launch<vectors, irregular, 256, 4>(exec, problem, g.columns, columns_of_thread);
+  }
+
+  template <int vectors, bool irregular, int most_threads, int least_blocks, class Problem>
+  static void launch(const Kokkos::Cuda& exec, const Problem& problem, index_type columns,
+                     index_type columns_of_thread) {
+    using Registers = RegistersOf<Problem, vectors, irregular>;
     using Reduce = ReduceWarps<typename Problem::Acc>;
-    const int threads = RowInRegistersPlan<typename Problem::In>::template threads_of_block<vectors>(
-        problem.geometry.columns);
-    launch_rows_kernel<&block_per_row_kernel<vectors, most_threads, least_blocks, Reduce, Problem>>(
-        exec, name, problem.geometry.rows, threads, Registers::store_bytes, Registers::image_bytes(threads),
-        problem);
+    const int threads = RowInRegistersPlan<Problem>::threads_of_block(columns, columns_of_thread);
+    launch_rows_kernel<&block_per_row_kernel<vectors, irregular, most_threads, least_blocks, Reduce, Problem>,
+                       Registers>(exec, name, problem.geometry.rows, threads, Registers::image_bytes(threads),
+                                  problem);
   }
 };
 

@@ -99,6 +99,25 @@ __device__ unsigned rounded_pair(float first, float second) {
   }
 }
 
+/// exp(value - max), to be multiplied by a common factor next to 1, for values of 16 bits: one fma and one
+/// ex2. From 2^18 up, where max log2(e) would be too coarse, neighbours of bfloat16 are 2^10 apart, so that
+/// any power of the difference that is 0 or far below 0 will do: one whose factor is a power of two is exact.
+template <class In>
+struct ExponentialOf16Bits {
+  float scale, offset;
+
+  __device__ explicit ExponentialOf16Bits(float max) : scale(1.4426950408889634f) {
+    if constexpr (std::is_same_v<In, bhalf_t>) {
+      const unsigned exponent = bits_as<unsigned>(max) >> 23 & 0xffu;
+      if (exponent >= 127 + 18) scale = bits_as<float>((127 + 127 + 18 - exponent) << 23);
+    }
+    offset = max * scale;
+  }
+  __device__ float operator()(float value) const { return ex2_approx_ftz(fmaf(value, scale, -offset)); }
+  /// What sums of these have to be multiplied by.
+  __device__ float correction(float max) const { return ex2_approx_ftz(-fmaf(max, scale, -offset)); }
+};
+
 /// Two neighbours of 16 bits as they come from memory.
 template <class In>
 struct PackedPair {
@@ -159,6 +178,54 @@ struct ExactSum<double> {
     return {__shfl_xor_sync(0xffffffffu, sum, mask), __shfl_xor_sync(0xffffffffu, low, mask)};
   }
   __device__ double rounded() const { return low == low ? sum + low : sum; }
+};
+
+/// A sum of positive floats, of one thread less than 128 and of all less than 2^15, in two integers: in units
+/// of 2^-16 and the rest in units of 2^-38. Exact from then on, so that the order of threads is free. What
+/// else floats can be gives anything.
+struct FixedPointSum {
+  unsigned high, low;
+
+  __device__ static FixedPointSum of(float sum) {
+    // Adding a number of the right magnitude rounds to the unit, and leaves the multiple in the low bits.
+    constexpr float to_high = 0x1p7f, to_low = 0x1.8p-15f;
+    const float rounded = sum + to_high;
+    const float rest = sum - (rounded - to_high);
+    return {bits_as<unsigned>(rounded) - bits_as<unsigned>(to_high),
+            bits_as<unsigned>(rest + to_low) - bits_as<unsigned>(to_low)};
+  }
+  __device__ float rounded() const {
+    const long long units = (static_cast<long long>(static_cast<int>(high)) << 22) + static_cast<int>(low);
+    return __ll2float_rn(units) * 0x1p-38f;
+  }
+};
+
+/// A sum of floats up to 1 that is exact from the first one on: `whole` units of 2^-22, less than 2^10 in 32
+/// bits, and where it shall be `exact`, which the logarithm of a sum near 1 asks for, the rest of each in
+/// units of 2^-38. Eight floats at least are added to a sum, or a multiple of eight.
+struct FixedPointUnits {
+  unsigned whole, rest;
+
+  template <bool exact>
+  __device__ void add(float a, float b) {
+    constexpr float to_whole = 2.0f, to_rest = 0x1.8p-15f;
+    const float whole_a = a + to_whole, whole_b = b + to_whole;
+    // The bits of eight times to_whole cancel out.
+    whole += bits_as<unsigned>(whole_a) + bits_as<unsigned>(whole_b);
+    if constexpr (exact) {
+      const float rest_a = a - (whole_a - to_whole), rest_b = b - (whole_b - to_whole);
+      rest += bits_as<unsigned>(rest_a + to_rest) + bits_as<unsigned>(rest_b + to_rest) -
+              2 * bits_as<unsigned>(to_rest);
+    }
+  }
+  template <bool exact>
+  __device__ static float rounded(unsigned long long whole, unsigned rest) {
+    if constexpr (exact) {
+      return __ll2float_rn((static_cast<long long>(whole) << 16) + static_cast<int>(rest)) * 0x1p-38f;
+    } else {
+      return __ull2float_rn(whole) * 0x1p-22f;
+    }
+  }
 };
 
 /// A kernel launch that Kokkos Tools see under the library's label.
