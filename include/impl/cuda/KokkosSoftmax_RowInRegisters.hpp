@@ -143,7 +143,8 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
   }
   const unsigned pair_of_maxima = fold_accumulators<pairs>(m, larger);
   const float max_of_row = reduce.max(maximum_or_nan(Pair::low(pair_of_maxima), Pair::high(pair_of_maxima)));
-  const float max = finite_maximum(max_of_row);
+  // Below no logit at all any number is as good, but not one whose product with log2(e) is infinite.
+  const float max = max_of_row == -infinity_v<float> ? 0.0f : finite_maximum(max_of_row);
   const ExponentialOf16Bits<T> exponential(max);
   const auto sum_of_exponentials = [&](auto of_logarithm) {
     constexpr bool exact = decltype(of_logarithm)::value;
