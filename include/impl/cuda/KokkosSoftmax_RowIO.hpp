@@ -475,21 +475,22 @@ struct PackedRow {
         }
       }
     }
-    if constexpr (!anywhere) return;
+    if constexpr (anywhere) {
 #pragma unroll
-    for (int k = 0; k < vectors; ++k) {
-      if (skips(k, threads)) break;
-      if (k == 0 && begins_before_row(k, threads)) {
+      for (int k = 0; k < vectors; ++k) {
+        if (skips(k, threads)) break;
+        if (k == 0 && begins_before_row(k, threads)) {
 #pragma unroll
-        for (int i = 0; i < width; ++i) {
-          if (i < before) drop(k, i);
+          for (int i = 0; i < width; ++i) {
+            if (i < before) drop(k, i);
+          }
         }
-      }
-      const int inside = left - offset(k, threads);
-      if (inside < width && inside > 0) {
+        const int inside = left - offset(k, threads);
+        if (inside < width && inside > 0) {
 #pragma unroll
-        for (int i = 1; i < width; ++i) {
-          if (i >= inside) drop(k, i);
+          for (int i = 1; i < width; ++i) {
+            if (i >= inside) drop(k, i);
+          }
         }
       }
     }
