@@ -187,15 +187,6 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
   }
 }
 
-/// Floats as integers of the same order, those of NaN above all (as max.NaN makes them), and back.
-__device__ inline int in_integer_order(float value) {
-  const int bits = bits_as<int>(value);
-  return bits ^ ((bits >> 31) & 0x7fffffff);
-}
-__device__ inline float from_integer_order(int order) {
-  return bits_as<float>(order ^ ((order >> 31) & 0x7fffffff));
-}
-
 /// Across the lanes of a row. Maxima may be NaN.
 template <class Acc, int group>
 struct ReduceGroup {

@@ -89,6 +89,15 @@ __device__ inline double maximum_or_nan(double a, double b) {
   return a > b || a != a ? a : b;
 }
 
+/// Floats as integers of the same order, those of NaN above all (as max.NaN makes them), and back.
+__device__ inline int in_integer_order(float value) {
+  const int bits = bits_as<int>(value);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+__device__ inline float from_integer_order(int order) {
+  return bits_as<float>(order ^ ((order >> 31) & 0x7fffffff));
+}
+
 /// Two values as neighbours of 16 bits, by one instruction.
 template <class Out>
 __device__ unsigned rounded_pair(float first, float second) {

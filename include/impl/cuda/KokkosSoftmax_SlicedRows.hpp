@@ -16,9 +16,7 @@ namespace KokkosSoftmax::impl {
 
 /// The maximum over a warp, in all of its lanes. NaN wins if it is the one that maximum_or_nan gives.
 __device__ inline float maximum_of_warp(float value) {
-  // Floats are ordered as integers are that have the bits of negative ones turned over.
-  const auto turned = [](int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); };
-  return bits_as<float>(turned(redux_max(turned(bits_as<int>(value)))));
+  return from_integer_order(redux_max(in_integer_order(value)));
 }
 __device__ inline double maximum_of_warp(double value) {
 #pragma unroll
