@@ -31,8 +31,8 @@ struct ReductionPlan {
 
   /// The largest slice. What a slice costs beside its bytes, and the way of its result through L2, ask for
   /// large ones; seven of these fit a multiprocessor. (Fraction of a copy with slices of 16, 24 and 32 KB, 1
-  /// GiB of float on one H200, kokkossoftmax_tune_sliced_rows: 16384 columns 0.56, 0.70, 0.93; 393216 columns
-  /// 0.69, 0.92, 0.94.)
+  /// GiB of float on one H200: 16384 columns 0.78, 0.88, 0.93; 393216 columns 0.70, 0.94, 0.94; when
+  /// finishers still stored to global memory themselves. kokkossoftmax_tune_sliced_rows measures it again.)
   static constexpr int largest_slice_bytes = 32768;
   /// A row of more bytes is read twice (4 M columns of float 0.59 held, 0.75 read twice; 2 M 0.85 and 0.76).
   static constexpr index_type largest_row_bytes_held = 8 * 1024 * 1024;
