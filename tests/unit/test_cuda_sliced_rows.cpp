@@ -229,8 +229,7 @@ TEST_F(CudaSlicedRows, RunsOfMinusInfinityNaNAndInfinity) {
   }
 }
 
-// More slices than the grid holds: it drops some and reads them again, in place from where nothing was
-// written yet.
+// More slices than the grid holds: such a row is read twice, in place before anything of it is written.
 TEST_F(CudaSlicedRows, RowsThatTheGridDoesNotHold) {
   const Exec exec;
   for (const std::int64_t columns : {8388608, 20000003}) {

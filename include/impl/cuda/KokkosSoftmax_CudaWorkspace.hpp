@@ -130,6 +130,9 @@ struct CudaWorkspace {
       const unsigned long long before = atomicAdd(&header->epoch_and_arrivals, 1ull);
       if (static_cast<std::uint32_t>(before) != rows - 1) return;
     }
+    end_launch(epoch);
+  }
+  __device__ void end_launch(std::uint32_t epoch) const {
     header->epoch_and_arrivals = static_cast<unsigned long long>(epoch_after(epoch)) << 32;
   }
 

@@ -299,17 +299,6 @@ struct SliceWriter {
       for (int i = 0; i < width; ++i) out.e[i] = store_as<Out>(value[i]);
     }
   }
-
-  // Evict-first: it is not read again.
-  __device__ static void store_streaming(OutVector* to, const OutVector& v) {
-    if constexpr (sizeof(OutVector) == 16) {
-      __stcs(reinterpret_cast<uint4*>(to), bits_as<uint4>(v));
-    } else if constexpr (sizeof(OutVector) == 8) {
-      __stcs(reinterpret_cast<uint2*>(to), bits_as<uint2>(v));
-    } else {
-      __stcs(reinterpret_cast<unsigned*>(to), bits_as<unsigned>(v));
-    }
-  }
 };
 
 /// What is known of a slot and its slice. It lies in shared memory behind the slots.
@@ -393,8 +382,7 @@ struct GridPipelinedBlock {
         // Every block draws one such ticket; who draws the last one leaves all ready for the next launch.
         if (ticket == tickets + gridDim.x - 1) {
           workspace.header->next_ticket = 0;
-          workspace.header->epoch_and_arrivals =
-              static_cast<unsigned long long>(CudaWorkspace::epoch_after(epoch)) << 32;
+          workspace.end_launch(epoch);
         }
         for (int end = 0; end < shape.parties; ++end) {
           if (end > 0) mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
@@ -661,7 +649,7 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads, 1)
       mbarrier_init(&ring[i].empty, warps_of_group + 1 + (finishes ? 1 : 0));
     }
     fence_mbarrier_init();
-    shared_epoch = static_cast<std::uint32_t>(workspace.header->epoch_and_arrivals >> 32);
+    shared_epoch = workspace.epoch();
   }
   __syncthreads();
   const std::uint32_t epoch = shared_epoch;

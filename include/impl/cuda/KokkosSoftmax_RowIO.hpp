@@ -68,32 +68,6 @@ __device__ __forceinline__ T* anchored(T* pointer) {
   return pointer;
 }
 
-/// Evict-first: a row is read and written once.
-template <class T>
-__device__ T load_streaming(const T* p) {
-  if constexpr (sizeof(T) == 2) {
-    return bits_as<T>(__ldcs(reinterpret_cast<const unsigned short*>(p)));
-  } else if constexpr (sizeof(T) == 4) {
-    return bits_as<T>(__ldcs(reinterpret_cast<const unsigned*>(p)));
-  } else if constexpr (sizeof(T) == 8) {
-    return bits_as<T>(__ldcs(reinterpret_cast<const uint2*>(p)));
-  } else {
-    return bits_as<T>(__ldcs(reinterpret_cast<const uint4*>(p)));
-  }
-}
-template <class T>
-__device__ void store_streaming(T* p, const T& value) {
-  if constexpr (sizeof(T) == 2) {
-    __stcs(reinterpret_cast<unsigned short*>(p), bits_as<unsigned short>(value));
-  } else if constexpr (sizeof(T) == 4) {
-    __stcs(reinterpret_cast<unsigned*>(p), bits_as<unsigned>(value));
-  } else if constexpr (sizeof(T) == 8) {
-    __stcs(reinterpret_cast<uint2*>(p), bits_as<uint2>(value));
-  } else {
-    __stcs(reinterpret_cast<uint4*>(p), bits_as<uint4>(value));
-  }
-}
-
 /// Writes a row of y from its image in shared memory, where it begins at `image`. Threads take what lies
 /// between the boundaries of `store_bytes` of global memory, at most `steps` of these each.
 template <int store_bytes, int steps, class Out, class Threads>

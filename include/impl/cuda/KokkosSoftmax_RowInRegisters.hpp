@@ -575,7 +575,7 @@ struct WarpPerRow {
       launch<8, false, 4>(exec, problem);
     } else if (vectors <= 8 * 8) {
       launch<8, false, 8>(exec, problem);
-    } else if (vectors <= 8 * 16 - (is_packed<Problem> ? 2 : 0)) {  // see ReduceGroup::units
+    } else if (vectors <= 8 * 16 - (is_packed<Problem> ? 2 : 0)) {  // see ReduceGroup::sum_of_units
       launch<8, false, 16>(exec, problem);
     } else {
       launch_warp_or_warps<8, false>(exec, problem);
@@ -594,7 +594,7 @@ struct WarpPerRow {
       launch<8, true, 8>(exec, problem);
     } else if (vectors <= 5 * 16) {
       launch<5, true, 16>(exec, problem);
-    } else if (vectors <= 8 * 16 - 2) {  // see ReduceGroup::units
+    } else if (vectors <= 8 * 16 - 2) {  // see ReduceGroup::sum_of_units
       launch<8, true, 16>(exec, problem);
     } else if (vectors <= 5 * 32) {
       launch_warp_or_warps<5, true>(exec, problem);
@@ -695,9 +695,10 @@ struct BlockPerRow {
   /// from memory and more would be in each other's way.
   template <int vectors, bool irregular, class Problem>
   static void launch_256(const Kokkos::Cuda& exec, const Problem& problem, index_type columns_of_thread) {
-    constexpr index_type bytes_of_l2 = index_type(128) << 20;
+    constexpr index_type most_bytes_near_l2 = index_type(128) << 20;
     const RowGeometry& g = problem.geometry;
-    const bool from_memory = g.rows * g.columns * static_cast<index_type>(sizeof(*problem.x)) > bytes_of_l2;
+    const bool from_memory =
+        g.rows * g.columns * static_cast<index_type>(sizeof(*problem.x)) > most_bytes_near_l2;
     // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
     if (g.rows == 0 || from_memory)
       launch<vectors, irregular, 256, 3>(exec, problem, g.columns, columns_of_thread);

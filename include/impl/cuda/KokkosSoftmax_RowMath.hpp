@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// The arithmetic that the CUDA kernels share, and how they are launched.
+/// The arithmetic that the CUDA kernels share, how they go past the caches, and how they are launched.
 
 #ifndef KOKKOSSOFTMAX_ROWMATH_HPP
 #define KOKKOSSOFTMAX_ROWMATH_HPP
@@ -236,6 +236,32 @@ struct FixedPointUnits {
     }
   }
 };
+
+/// Evict-first: a row is read and written once.
+template <class T>
+__device__ T load_streaming(const T* p) {
+  if constexpr (sizeof(T) == 2) {
+    return bits_as<T>(__ldcs(reinterpret_cast<const unsigned short*>(p)));
+  } else if constexpr (sizeof(T) == 4) {
+    return bits_as<T>(__ldcs(reinterpret_cast<const unsigned*>(p)));
+  } else if constexpr (sizeof(T) == 8) {
+    return bits_as<T>(__ldcs(reinterpret_cast<const uint2*>(p)));
+  } else {
+    return bits_as<T>(__ldcs(reinterpret_cast<const uint4*>(p)));
+  }
+}
+template <class T>
+__device__ void store_streaming(T* p, const T& value) {
+  if constexpr (sizeof(T) == 2) {
+    __stcs(reinterpret_cast<unsigned short*>(p), bits_as<unsigned short>(value));
+  } else if constexpr (sizeof(T) == 4) {
+    __stcs(reinterpret_cast<unsigned*>(p), bits_as<unsigned>(value));
+  } else if constexpr (sizeof(T) == 8) {
+    __stcs(reinterpret_cast<uint2*>(p), bits_as<uint2>(value));
+  } else {
+    __stcs(reinterpret_cast<uint4*>(p), bits_as<uint4>(value));
+  }
+}
 
 /// A kernel launch that Kokkos Tools see under the library's label.
 template <class Launch>

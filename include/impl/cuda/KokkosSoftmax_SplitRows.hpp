@@ -212,25 +212,11 @@ struct SplitRows {
       const CooperativeLimits& device = limits<Many>(exec, &split_rows_kernel<Many, Problem>);
       const int resident = std::min(most_blocks_of_many_threads, device.blocks_a_multiprocessor);
       if (blocks<Many>(problem, plan) <= static_cast<index_type>(device.multiprocessors) * resident) {
-        run_with<Many>(exec, problem, plan);
+        launch<Many>(exec, problem, plan);
         return;
       }
     }
-    run_with<FewThreads>(exec, problem, plan);
-  }
-
-  /// With a shape of the caller's choice: for the program that finds the tuning.
-  template <class Shape, class Problem>
-  static void run_with(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan) {
-    const dim3 grid(static_cast<unsigned>(plan.slices * Shape::blocks_of_slice),
-                    static_cast<unsigned>(std::max<index_type>(1, problem.geometry.rows)));
-    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively<true>(
-          exec, split_rows_kernel<Shape, Problem>, grid, Shape::threads, 0,
-          SplitRowsCall<Problem>(problem, plan,
-                                 CudaWorkspace::get<typename Problem::Acc>(exec, words(problem))),
-          problem);
-    });
+    launch<FewThreads>(exec, problem, plan);
   }
 
   template <class Exec, class Problem>
@@ -261,6 +247,19 @@ struct SplitRows {
   template <class Problem>
   static index_type words(const Problem& problem) {
     return problem.geometry.rows * words_of_split_row;
+  }
+
+  template <class Shape, class Problem>
+  static void launch(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan) {
+    const dim3 grid(static_cast<unsigned>(plan.slices * Shape::blocks_of_slice),
+                    static_cast<unsigned>(std::max<index_type>(1, problem.geometry.rows)));
+    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+      launch_cooperatively<true>(
+          exec, split_rows_kernel<Shape, Problem>, grid, Shape::threads, 0,
+          SplitRowsCall<Problem>(problem, plan,
+                                 CudaWorkspace::get<typename Problem::Acc>(exec, words(problem))),
+          problem);
+    });
   }
 
   template <class Shape, class Kernel>
