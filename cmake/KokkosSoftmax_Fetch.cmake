@@ -18,7 +18,8 @@ set(_kokkossoftmax_sdist_name pycompadre-1.7.6)
 set(_kokkossoftmax_sdist_sha256 c766ec4d445ce076069be4b8c51a23ffac4ee79ea949ca86446bfd8c299b154c)
 set(_kokkossoftmax_requirements_dir "${CMAKE_CURRENT_LIST_DIR}/requirements")
 
-# Sets out_var to a Python that has pip: the first python3 of PATH may be one without it.
+# Sets out_var to a Python that has pip: the first python3 of PATH may be one without it. Asked without PYTHONPATH, as it
+# is used below: where pip builds a wheel, that hides what is installed.
 function(_kokkossoftmax_find_pip out_var)
   find_package(Python3 QUIET COMPONENTS Interpreter)
   find_program(KokkosSoftmax_PYTHON3 python3)
@@ -27,7 +28,7 @@ function(_kokkossoftmax_find_pip out_var)
   foreach(python IN ITEMS "${KokkosSoftmax_PYTHON3}" "${Python3_EXECUTABLE}" /usr/bin/python3)
     if(python AND EXISTS "${python}")
       execute_process(
-        COMMAND "${python}" -m pip --version
+        COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH "${python}" -m pip --version
         RESULT_VARIABLE result
         OUTPUT_QUIET ERROR_QUIET
       )
