@@ -109,7 +109,8 @@ typedef struct kokkossoftmax_array {
   int32_t rank;   /**< 0 to 8; rank 0 is one element */
   int32_t reserved;
   const int64_t* extents; /**< `rank` values, each at least 0; ignored (may be null) for rank 0 */
-  /** `rank` values, in elements, each at least 0. Null: C order without gaps, the last dimension fastest. */
+  /** `rank` values, in elements; below 0 where a dimension lies backwards, before `data`. Null: C order
+   * without gaps, the last dimension fastest. */
   const int64_t* strides;
 } kokkossoftmax_array;
 

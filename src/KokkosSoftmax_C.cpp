@@ -224,15 +224,12 @@ class Reader {
         const index_type e = result.extent[d], s = array->strides[d];
         result.stride[d] = s;
         if (e < 2) {
-          result.stride[d] = s < 0 ? 0 : s;
+          result.stride[d] = std::max<index_type>(s, 0);  // says nothing
           continue;
         }
-        if (s < 0) {
-          unsupported(function_, "stride " + std::to_string(d) + " of " + name + " is " + std::to_string(s) +
-                                     "; strides below 0 are not supported");
-        }
-        if (s > (most - span) / (e - 1)) fail(name + " spans more than there is memory");
-        span += (e - 1) * s;
+        const index_type farthest = (most - span) / (e - 1);
+        if (s > farthest || s < -farthest) fail(name + " spans more than there is memory");
+        span += (e - 1) * (s < 0 ? -s : s);
       }
     }
     result.data = array->data;

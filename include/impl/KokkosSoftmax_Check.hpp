@@ -11,6 +11,7 @@
 #include <impl/KokkosSoftmax_Scalars.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -22,7 +23,8 @@ inline constexpr int max_rank = 8;
   throw std::invalid_argument("KokkosSoftmax::" + function + ": " + what);
 }
 
-/// Extents and strides of an operand, whatever its type: what checks and canonical forms are made from.
+/// Extents and strides of an operand, whatever its type: what checks and canonical forms are made from. Strides
+/// below 0 come from the C interface alone.
 struct Block {
   const char* data = nullptr;
   index_type scalar_bytes = 1;
@@ -90,7 +92,11 @@ class OverlapTest {
     }
     for (int d = 0; d < block.rank; ++d) {
       if (block.extent[d] < 2 || block.stride[d] == 0) continue;
-      const index_type stride = block.stride[d] * block.scalar_bytes;
+      index_type stride = block.stride[d] * block.scalar_bytes;
+      if (stride < 0) {  // the same bytes from their other end
+        s.address += (block.extent[d] - 1) * stride;
+        stride = -stride;
+      }
       int at = s.count++;
       for (; at > 0 && s.stride[at - 1] < stride; --at) {
         s.stride[at] = s.stride[at - 1];
@@ -157,12 +163,13 @@ inline bool meets_itself(const Block& block) {
   int count = 0;
   for (int d = 0; d < block.rank; ++d) {
     if (block.extent[d] < 2) continue;
+    const index_type distance = std::abs(block.stride[d]);
     int at = count++;
-    for (; at > 0 && stride[at - 1] > block.stride[d]; --at) {
+    for (; at > 0 && stride[at - 1] > distance; --at) {
       stride[at] = stride[at - 1];
       extent[at] = extent[at - 1];
     }
-    stride[at] = block.stride[d];
+    stride[at] = distance;
     extent[at] = block.extent[d];
   }
   index_type reached = 1;

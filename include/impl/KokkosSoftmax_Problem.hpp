@@ -117,9 +117,9 @@ struct RowGeometry {
       }
       weight *= shape.extent[d];
     }
-    // Insertion sort, stable: rising strides of x first, so fastest first; reversed below.
+    // Insertion sort, stable: rising distances in x first, so fastest first; reversed below.
     for (int i = 1; i < g.rank; ++i) {
-      for (int j = i; j > 0 && g.x_stride[j] < g.x_stride[j - 1]; --j) g.swap(j, j - 1);
+      for (int j = i; j > 0 && std::abs(g.x_stride[j]) < std::abs(g.x_stride[j - 1]); --j) g.swap(j, j - 1);
     }
     for (int i = 0, j = g.rank - 1; i < j; ++i, --j) g.swap(i, j);
     // Merge a dimension into the next faster one where they continue each other in x, in y and in the row
@@ -170,8 +170,9 @@ struct RowsProblem {
 };
 
 inline bool axis_is_strided(const LogitShape& shape, const Block& x) {
+  const index_type along_axis = std::abs(x.stride[shape.axis]);
   for (int d = 0; d < shape.rank; ++d) {
-    if (d != shape.axis && x.stride[d] != 0 && x.stride[d] <= x.stride[shape.axis]) return true;
+    if (d != shape.axis && x.stride[d] != 0 && std::abs(x.stride[d]) <= along_axis) return true;
   }
   return false;
 }

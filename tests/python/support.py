@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What the tests of the Python package share: skipping, the C++ results, memory in use, a plain float64 reference."""
 
+import ctypes
 import importlib
 import os
 import subprocess
@@ -22,6 +23,43 @@ def need(*modules):
             print(f"skipped: {module} is not here ({error})")
             sys.exit(SKIPPED)
     return found
+
+
+class Foreign:
+    """An array of a library that is known by DLPack alone; `old` is one from before versions."""
+
+    def __init__(self, array, old=False):
+        self.array, self.old = array, old
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **keywords):
+        if self.old and keywords:
+            raise TypeError("no such keywords")
+        return self.array.__dlpack__(**keywords)
+
+
+class Described:
+    """Memory of float32 that says by DLPack alone what it is, with strides that not every library makes."""
+
+    def __init__(self, address, shape, strides, device=(1, 0)):
+        rank = len(shape)
+        self.numbers = (ctypes.c_int64 * (2 * rank))(*shape, *strides)
+        at = ctypes.addressof(self.numbers)
+        self.device = device
+        # DLManagedTensor: data; device; rank and type (a float of 32 bits, one lane); shape; strides; offset; no deleter.
+        self.tensor = (ctypes.c_int64 * 8)(
+            address, device[0] | device[1] << 32, rank | (2 | 32 << 8 | 1 << 16) << 32, at, at + 8 * rank
+        )
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, stream=None):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
 
 
 def failures_of_two_threads(work):

@@ -9,27 +9,13 @@ import sys
 import unittest
 
 import support
+from support import Foreign
 
 (np,) = support.need("numpy")
 import kokkossoftmax as ks
 
 OPERATIONS = {"softmax": ks.softmax, "log_softmax": ks.log_softmax, "logsumexp": ks.logsumexp}
 TOLERANCE = {"float32": 4e-6, "float64": 1e-13, "float16": 2e-3}
-
-
-class Foreign:
-    """An array of a library that is known by DLPack alone; `old` is one from before versions."""
-
-    def __init__(self, array, old=False):
-        self.array, self.old = array, old
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
-
-    def __dlpack__(self, **keywords):
-        if self.old and keywords:
-            raise TypeError("no such keywords")
-        return self.array.__dlpack__(**keywords)
 
 
 def logits(*shape, dtype="float32", seed=0):
@@ -57,6 +43,10 @@ class Values(unittest.TestCase):
             "swapped": base.swapaxes(0, 1),
             "broadcast": np.broadcast_to(base[0], (5, 14, 16)),
             "Fortran": np.asfortranarray(base),
+            "rows backwards": base[::-1],
+            "columns backwards": base[..., ::-1],
+            "all backwards": base[::-1, ::-1, ::-1],
+            "every third backwards": base[:, ::-3, ::-2],
         }
         for (name, x), axis in itertools.product(views.items(), range(3)):
             with self.subTest(view=name, axis=axis):
@@ -66,6 +56,51 @@ class Values(unittest.TestCase):
                 self.assertIs(ks.softmax(x, axis, out=out), out)
                 np.testing.assert_array_almost_equal_nulp(out, ks.softmax(np.ascontiguousarray(x), axis), 8)
                 self.assertTrue((large[1::2] == 7).all() and (large[:, :, 1::3] == 7).all())
+
+    def test_backwards(self):
+        """Strides below 0, of the output and operands too, and where signs differ."""
+        for shape in ((5, 1000), (3, 70001), (6, 7, 40), (40, 9)):
+            x = logits(*shape)
+            column, keep = logits(shape[-1], seed=1), np.random.default_rng(2).random(shape) < 0.7
+            for axis in range(x.ndim):
+                want = ks.softmax(x, axis)
+                last = axis == x.ndim - 1
+                for dims in itertools.product((1, -1), repeat=x.ndim):
+                    back = tuple(slice(None, None, step) for step in dims)
+                    flipped = np.ascontiguousarray(x[back])[back]  # x, lying in memory the other way round
+                    out = np.full(shape, 7, "float32")
+                    for y in (ks.softmax(flipped, axis), ks.softmax(x, axis, out=out[back])[...]):
+                        np.testing.assert_array_almost_equal_nulp(y, want, 8)
+                    if dims[axis] == 1 and last:  # a row's bits do not depend on where it lies
+                        np.testing.assert_array_equal(ks.softmax(flipped, axis), want)
+                    given = np.ascontiguousarray(x[back])[back]
+                    self.assertIs(ks.softmax(given, axis, out=given), given)
+                    np.testing.assert_array_almost_equal_nulp(given, want, 8)
+                    if last:
+                        chain = ks.bias(np.ascontiguousarray(column[::-1])[::-1]) | ks.mask(np.ascontiguousarray(keep[back])[back])
+                        np.testing.assert_allclose(
+                            ks.log_softmax(flipped, axis, chain),
+                            ks.log_softmax(x, axis, ks.bias(column) | ks.mask(keep)), rtol=2e-6, atol=2e-6,
+                        )  # fmt: skip
+        x, w, b = logits(20, 30, seed=1) / 4, logits(50, 30, seed=2) / 4, logits(50, seed=3)
+        want = ks.linear_softmax(x, w, ks.bias(b))
+        chain = ks.bias(b[::-1].copy()[::-1])
+        out = np.empty((20, 50), "float32")
+        flipped = lambda a: np.ascontiguousarray(a[::-1, ::-1])[::-1, ::-1]
+        for y in (
+            ks.linear_softmax(flipped(x), flipped(w), chain),
+            ks.linear_softmax(x[:, ::-1], w[:, ::-1], chain, out=out[::-1, ::-1]),
+        ):
+            np.testing.assert_allclose(y, want, rtol=1e-5)
+
+    def test_backwards_and_overlapping(self):
+        x = logits(8, 40)
+        for out in (x[::-1], x[:, ::-1], x[::-1, ::-1]):
+            with self.assertRaisesRegex(ValueError, "overlaps"):
+                ks.softmax(x, out=out)
+        half = logits(16, 40)
+        want = ks.softmax(half[7::-1].copy())
+        np.testing.assert_array_equal(ks.softmax(half[7::-1], out=half[:7:-1]), want)  # apart
 
     def test_in_place_and_other_dtypes(self):
         x = logits(9, 40)

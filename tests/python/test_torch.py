@@ -5,6 +5,8 @@
 import gc
 import itertools
 import os
+import subprocess
+import sys
 import unittest
 
 import support
@@ -152,11 +154,44 @@ class Refusals(unittest.TestCase):
         self.refused("on the host", ks.linear_softmax, x, ks.PackedWeight(torch.zeros(6, 5)))
         other = type("Stream", (), {"cuda_stream": 0, "device_index": 1})()
         self.refused("stream is one of cuda:1", ks.softmax, x, stream=other)
-        if torch.cuda.device_count() > 1:
-            stream = torch.cuda.Stream(1)
-            self.refused("stream", ks.softmax, x, stream=stream)
-            self.refused("device|stream", ks.softmax, x, stream=stream.cuda_stream)
-            self.refused("device", ks.softmax, x.to("cuda:1"))
+
+    @unittest.skipUnless(HAS_CUDA and torch.cuda.device_count() > 1, "no second CUDA device")
+    def test_another_device(self):
+        x = logits(4, 5, device="cuda")
+        ks.softmax(x)  # the first call says which device it is
+        stream = torch.cuda.Stream(1)
+        self.refused("stream is one of cuda:1", ks.softmax, x, stream=stream)
+        self.refused("stream is of CUDA device 1, and Kokkos in this process uses device 0", ks.softmax, x, stream=stream.cuda_stream)
+        there = x.to("cuda:1")
+        self.refused("on CUDA device 1, and Kokkos in this process uses device 0", ks.softmax, there)
+        self.refused("on CUDA device 1, and Kokkos in this process uses device 0", ks.PackedWeight, there)
+        self.refused("out is on cuda:1, x on cuda:0", ks.softmax, x, out=there)
+        self.refused("bias is on cuda:1, x on cuda:0", ks.softmax, x, transform=ks.bias(there))
+        with torch.cuda.device(1):
+            torch.testing.assert_close(ks.softmax(x), torch.softmax(x, 1))
+            self.assertEqual(torch.cuda.current_device(), 1)
+
+    @unittest.skipUnless(HAS_CUDA and torch.cuda.device_count() > 1, "no second CUDA device")
+    def test_a_process_on_the_second_device(self):
+        program = """if True:
+            import torch, kokkossoftmax as ks
+            x = torch.randn(64, 5000, device="cuda:1")
+            for call, want in ((ks.softmax, torch.softmax(x, 1)), (ks.log_softmax, torch.log_softmax(x, 1))):
+                torch.testing.assert_close(call(x), want)
+            assert torch.cuda.current_device() == 0
+            graph, y = torch.cuda.CUDAGraph(), torch.empty_like(x)
+            with torch.cuda.device(1), torch.cuda.graph(graph):
+                ks.softmax(x, out=y)
+            graph.replay()
+            torch.testing.assert_close(y, torch.softmax(x, 1))
+            try:
+                ks.softmax(x.to("cuda:0"))
+            except ValueError as error:
+                assert "on CUDA device 0, and Kokkos in this process uses device 1" in str(error), error
+            else:
+                raise AssertionError("a tensor of device 0 was taken")
+        """
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
 
 
 class Compile(unittest.TestCase):
@@ -351,6 +386,44 @@ class Cuda(unittest.TestCase):
                     assert torch.equal(y, wants[i]) and torch.equal(z, want)
 
         self.assertEqual(support.failures_of_two_threads(work), [])
+
+    def test_dlpack_of_another_library(self):
+        """What CuPy's and JAX's arrays look like to the package."""
+        x = logits(6, 5000, device="cuda")
+        want = ks.softmax(x)
+        for old in (False, True):
+            y = ks.softmax(support.Foreign(x, old))
+            self.assertEqual((y.device, y.dtype), (x.device, x.dtype))
+            self.assertTrue(torch.equal(y, want))
+            out = torch.empty_like(x)
+            ks.softmax(x, out=support.Foreign(out, old))
+            self.assertTrue(torch.equal(out, want))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            late = torch.zeros_like(x)
+            torch.cuda._sleep(50_000_000)
+            late.copy_(x)
+            y = ks.softmax(support.Foreign(late))  # on the current stream, behind the copy
+            torch.cuda.current_stream().synchronize()
+        self.assertTrue(torch.equal(y, want))
+
+    def test_backwards(self):
+        """Strides below 0, which CuPy's arrays may have."""
+        for shape in ((6, 64), (5, 1000), (33, 777), (4, 70001), (2, 300000)):
+            x = logits(*shape, device="cuda")
+            rows, columns = shape
+            last_row, last = 4 * (rows - 1) * columns, 4 * (rows * columns - 1)
+            want = ks.softmax(x)
+            y = torch.empty_like(x)
+            for offset, strides, dims in ((last_row, (-columns, 1), [0]), (4 * (columns - 1), (columns, -1), [1]), (last, (-columns, -1), [0, 1])):
+                with self.subTest(shape=shape, dims=dims):
+                    back = lambda t: support.Described(t.data_ptr() + offset, shape, strides, (2, 0))
+                    torch.testing.assert_close(ks.softmax(back(x)), ks.softmax(x.flip(dims)), rtol=2e-6, atol=0)
+                    ks.softmax(x, out=back(y))
+                    torch.testing.assert_close(y.flip(dims), want, rtol=2e-6, atol=0)
+                    ks.softmax(back(x), out=back(y))
+                    torch.testing.assert_close(y, want, rtol=2e-6, atol=0)
+                    if dims == [0]:
+                        self.assertTrue(torch.equal(y, want))
 
     def test_forgotten_streams(self):
         x = logits(10, 1000, device="cuda")

@@ -336,7 +336,9 @@ __device__ __forceinline__ void load_row(const Problem& problem, const RowGeomet
   if constexpr (is_packed<Problem>) {
     index_type last = 0;
 #pragma unroll 1
-    for (int d = 0; d < g.rank; ++d) last += (g.extent[d] - 1) * g.x_stride[d];
+    for (int d = 0; d < g.rank; ++d) {
+      if (g.x_stride[d] > 0) last += (g.extent[d] - 1) * g.x_stride[d];
+    }
     row.load(problem.x + where.x_offset, last - where.x_offset, static_cast<int>(g.columns), threads);
   } else {
     row.load(problem.x + where.x_offset, static_cast<int>(g.columns), threads,

@@ -13,6 +13,8 @@ import sys
 from . import _dlpack
 from . import _library as _c
 
+_HOST, _CUDA = _c.HOST, _c.CUDA
+
 
 def _unknown_dtype(name, dtype):
     known = "float32, float64, float16, bfloat16, or bool for a mask"
@@ -24,13 +26,18 @@ def _read_only(name):
 
 
 class Family:
-    """The arrays of one library. The tuples of describe() end with what must live as long as the address is used."""
+    """The arrays of one library."""
 
     def describe(self, array, name, written=False):
+        """The address, the form (scalar, memory, device, shape, strides), and what must live while the address is used."""
         raise NotImplementedError
 
-    def empty(self, like, described, scalar, shape):
-        """A new array: of x's shape (shape None) or of another, on x's device."""
+    def make(self, like, form, scalar, shape):
+        """A new array, described: of x's shape (shape None) or of another, on x's device; `form` is x's."""
+        out = self.empty(like, form, scalar, form[3] if shape is None else shape)
+        return out, family_of(out, "out").describe(out, "out", True)
+
+    def empty(self, like, form, scalar, shape):
         raise NotImplementedError
 
     def stream(self, device):
@@ -67,7 +74,7 @@ class TorchFamily(Family):
         self.dtypes = {scalar: dtype for dtype, scalar in self.scalars.items()}
         self.is_grad_enabled = torch.is_grad_enabled
         self.empty_like = torch.empty_like
-        self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or torch_stream
+        self.stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or torch_stream
         self.is_capturing = torch.cuda.is_current_stream_capturing
         raw_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
         if raw_capturing is not None:
@@ -90,22 +97,24 @@ class TorchFamily(Family):
         try:
             if array.is_neg():
                 raise RuntimeError("its negation is pending")
-            if array.is_cpu:
-                return array.data_ptr(), scalar, _c.HOST, -1, array.shape, array.stride(), array
-            if array.is_cuda:
-                return array.data_ptr(), scalar, _c.CUDA, array.get_device(), array.shape, array.stride(), array
+            device = array.get_device()
+            if device >= 0:
+                if array.is_cuda:
+                    return array.data_ptr(), (scalar, _CUDA, device, array.shape, array.stride()), array
+            elif array.is_cpu:
+                return array.data_ptr(), (scalar, _HOST, -1, array.shape, array.stride()), array
         except RuntimeError as error:  # sparse ones, those of torch.func, ...
             raise ValueError(f"kokkossoftmax: {name} is not an ordinary strided tensor: {error}") from error
         raise ValueError(f"kokkossoftmax: {name} is on device {array.device}; known are cpu and cuda")
 
-    def empty(self, like, described, scalar, shape):
+    def make(self, like, form, scalar, shape):
         dtype = self.dtypes[scalar]
         if shape is None:
-            return self.empty_like(like) if dtype is like.dtype else self.empty_like(like, dtype=dtype)
-        return self.torch.empty(shape, dtype=dtype, device=like.device)
-
-    def stream(self, device):
-        return self.raw_stream(device)
+            shape = form[3]
+            out = self.empty_like(like) if scalar == form[0] else self.empty_like(like, dtype=dtype)
+        else:
+            out = self.torch.empty(shape, dtype=dtype, device=like.device)
+        return out, (out.data_ptr(), (scalar, form[1], form[2], shape, out.stride()), out)
 
     def written(self, array):
         try:
@@ -151,13 +160,13 @@ class NumpyFamily(Family):
             found = tuple(stride // size for stride in strides)
             if len(self.strides) < 1000:
                 self.strides[strides, scalar] = found
-        return address, scalar, _c.HOST, -1, array.shape, found, array
+        return address, (scalar, _HOST, -1, array.shape, found), array
 
-    def empty(self, like, described, scalar, shape):
+    def empty(self, like, form, scalar, shape):
         dtype = self.dtypes.get(scalar)
         if dtype is None:
             raise ValueError(f"kokkossoftmax: NumPy has no {_c.SCALAR_NAMES[scalar]} of its own; pass out=")
-        return self.numpy.empty(described[4] if shape is None else shape, dtype)
+        return self.numpy.empty(shape, dtype)
 
 
 _DLPACK_SCALARS = {
@@ -168,10 +177,10 @@ _DLPACK_SCALARS = {
     (_dlpack.BOOL, 8): _c.BOOL,
 }
 _DLPACK_MEMORY = {
-    _dlpack.CPU: _c.HOST,
-    _dlpack.CUDA: _c.CUDA,
-    _dlpack.CUDA_HOST: _c.HOST,
-    _dlpack.CUDA_MANAGED: _c.CUDA,
+    _dlpack.CPU: _HOST,
+    _dlpack.CUDA: _CUDA,
+    _dlpack.CUDA_HOST: _HOST,
+    _dlpack.CUDA_MANAGED: _CUDA,
 }
 
 
@@ -184,7 +193,7 @@ class DlpackFamily(Family):
         if memory is None:
             raise ValueError(f"kokkossoftmax: {name} is on a device of DLPack type {int(device_type)}; known are CPU and CUDA")
         stream = None
-        if memory == _c.CUDA:
+        if memory == _CUDA:
             stream = self.stream(device) or 1  # DLPack's number of CUDA's default stream
         capsule = _dlpack.capsule_of(array, stream)
         address, code, bits, _, device, shape, strides, read_only = _dlpack.read(capsule)
@@ -193,17 +202,16 @@ class DlpackFamily(Family):
             raise _unknown_dtype(name, f"(DLPack code {code}, {bits} bits)")
         if written and read_only:
             raise _read_only(name)
-        return address, scalar, memory, device if memory == _c.CUDA else -1, shape, strides, (array, capsule)
+        return address, (scalar, memory, device if memory == _CUDA else -1, shape, strides), (array, capsule)
 
-    def empty(self, like, described, scalar, shape):
-        shape = described[4] if shape is None else shape
-        if described[2] == _c.HOST:
+    def empty(self, like, form, scalar, shape):
+        if form[1] == _HOST:
             numpy = sys.modules.get("numpy")
             if numpy is not None and scalar != _c.BFLOAT16:
                 return numpy.empty(shape, _c.SCALAR_NAMES[scalar])
         torch = sys.modules.get("torch")
         if torch is not None:
-            device = "cpu" if described[2] == _c.HOST else f"cuda:{described[3]}"
+            device = "cpu" if form[1] == _HOST else f"cuda:{form[2]}"
             return torch.empty(shape, dtype=family_of_type(torch.Tensor).dtypes[scalar], device=device)
         raise ValueError(f"kokkossoftmax: no library is known that makes the output for a {type(like).__name__}; pass out=")
 
@@ -212,10 +220,10 @@ class CupyFamily(DlpackFamily):
     def __init__(self, cupy):
         self.cupy = cupy
 
-    def empty(self, like, described, scalar, shape):
+    def empty(self, like, form, scalar, shape):
         if scalar == _c.BFLOAT16:
             raise ValueError("kokkossoftmax: CuPy has no bfloat16 of its own; pass out=")
-        return self.cupy.empty(described[4] if shape is None else shape, _c.SCALAR_NAMES[scalar])
+        return self.cupy.empty(shape, _c.SCALAR_NAMES[scalar])
 
     def stream(self, device):
         return self.cupy.cuda.get_current_stream().ptr

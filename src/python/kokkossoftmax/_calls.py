@@ -5,22 +5,27 @@
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from typing import Any, Callable
 
 from . import _arrays
 from . import _library as _c
-from ._library import give_back, library, take
+from ._library import library, thread
 from ._transforms import Array, Transform
 
 _families = _arrays._families
+_HOST, _CUDA = _c.HOST, _c.CUDA
+_AXES = {axis: _c.ctypes.c_int32(axis) for axis in range(-_c.MAX_RANK, _c.MAX_RANK)}
+_COUNTS = [_c.ctypes.c_size_t(count) for count in range(_c.MAX_TRANSFORMS + 1)]
 _ROWS, _LINEAR, _PACKED = "rows", "linear", "packed"
+
+
+_modules = sys.modules
 
 
 def _compiled(array) -> bool:
     """Whether torch.compile looks at this call, or a tensor without memory is asked about (torch.export, meta)."""
-    torch = sys.modules.get("torch")
+    torch = _modules.get("torch")
     if torch is None:
         return False
     if torch.compiler.is_compiling():
@@ -33,46 +38,24 @@ def _is_fake(torch, array):
     return module is not None and isinstance(array, module.FakeTensor)
 
 
-def _place(name, described, memory, device):
-    where = lambda m, d: "the host" if m == _c.HOST else f"cuda:{d}"
-    return ValueError(f"kokkossoftmax: {name} is on {where(described[2], described[3])}, x on {where(memory, device)}")
-
-
-def _set(frame, slot, name, described, memory, device):
-    if described[2] != memory or described[3] != device:
-        raise _place(name, described, memory, device)
-    try:
-        return frame.set_array(slot, described[0], described[1], memory, described[4], described[5])
-    except IndexError:
-        raise ValueError(f"kokkossoftmax: {name} has rank {len(described[4])}; at most {_c.MAX_RANK} is possible") from None
-
-
-class _Warm(threading.local):
-    def __init__(self):
-        self.calls = set()
-
-
-_warm = _Warm()
 _RESERVES = {_ROWS: "reserve", _LINEAR: "reserve_linear", _PACKED: "reserve_linear_packed"}
 
 
-def _warm_up(c, family, kind, function, arguments, of_x, of_out, transform):
+def _warm_up(c, kind, key, transform, frame, arguments):
     """Reserves after the first call of its kind, and after the first one since a capture, so that PyTorch's habit of calling
-    once before a capture is enough, though the capture is on another stream. Nothing is reserved during a capture."""
-    if family.is_capturing():
-        _warm.calls.clear()  # the graph keeps the memory that it took
-        return 0
-    steps = None if transform is None else tuple([stage[0] for stage in transform.stages])
-    choice = arguments[3 if kind is _ROWS else 6]  # axis; precision
-    key = (function, choice, steps, of_x[1], of_x[4], of_x[5], of_out[1], of_out[4])
-    if key in _warm.calls:
-        return 0
-    if len(_warm.calls) > 1000:
-        _warm.calls.clear()
-    status = getattr(c, _RESERVES[kind])(*arguments)
-    if status == 0:
-        _warm.calls.add(key)
-    return status
+    once before a capture is enough, though the capture is on another stream."""
+    steps = () if transform is None else tuple([stage[0] for stage in transform.stages])
+    warm = thread.warm
+    call = (key, steps, frame.known[0], frame.known[1][0], frame.known[1][3])
+    if call not in warm:
+        if len(warm) > 1000:
+            warm.clear()
+        status = getattr(c, _RESERVES[kind])(*arguments)
+        if status:
+            return status
+        warm.add(call)
+    frame.warm = key
+    return 0
 
 
 _OPERAND_NAMES = {
@@ -84,8 +67,10 @@ _OPERAND_NAMES = {
 }
 
 
-def _set_transforms(frame, transform, memory, device, keep):
-    """Fills the frame's transforms; what was written by the call is appended to keep with its family."""
+def _set_transforms(frame, transform, keep):
+    """Fills the frame's transforms: their number, and what the call writes, each with its family."""
+    if not isinstance(transform, Transform):
+        raise ValueError(f"kokkossoftmax: the transform is a {type(transform).__name__}, not one of kokkossoftmax's")
     stages = transform.stages
     if len(stages) > _c.MAX_TRANSFORMS:
         raise ValueError(f"kokkossoftmax: a chain of {len(stages)} transforms; at most {_c.MAX_TRANSFORMS} are possible")
@@ -105,9 +90,10 @@ def _set_transforms(frame, transform, memory, device, keep):
             if operand is None and is_written:
                 continue
             family = _families.get(type(operand)) or _arrays.family_of(operand, name)
-            described = family.describe(operand, name, is_written)
-            keep.append(described)
-            addresses[place] = _set(frame, slot, name, described, memory, device)
+            data, form, alive = family.describe(operand, name, is_written)
+            keep.append(alive)
+            frame.set_array(slot, name, data, form)
+            addresses[place] = frame.arrays[slot].value
             slot += 1
             if is_written:
                 written = written or []
@@ -117,27 +103,13 @@ def _set_transforms(frame, transform, memory, device, keep):
     return len(stages), written
 
 
-def _output(family, x, described, dtype, out, shape):
-    """The output, its family and its description."""
-    if out is None:
-        out = family.empty(x, described, described[1] if dtype is None else _arrays.scalar_of_dtype(dtype), shape)
-        if family is _arrays._dlpack_family:
-            family = _arrays.family_of(out, "out")
-        return out, family.describe(out, "out", True)
-    family = _families.get(type(out)) or _arrays.family_of(out, "out")
-    of_out = family.describe(out, "out", True)
-    if dtype is not None and _arrays.scalar_of_dtype(dtype) != of_out[1]:
-        raise ValueError(f"kokkossoftmax: out is of {_c.SCALAR_NAMES[of_out[1]]}, dtype says {dtype}")
-    return out, of_out
-
-
 def _call(kind, function, x, w, axis, transform, dtype, out, stream, tf32):
     """The one way into the library. `w` is the weights of a head; of rows, whether the axis is dropped. `function` is a
     name of the C library."""
     c = _c._library or library()
     family = _families.get(type(x)) or _arrays.family_of(x, "x")
-    of_x = family.describe(x, "x")
-    _, _, memory, device, x_shape, _, _ = of_x
+    x_data, x_form, x_alive = family.describe(x, "x")
+    scalar, memory, device, x_shape, _ = x_form
     shape = None
     if kind is _ROWS:
         if w:  # logsumexp, which drops the axis
@@ -148,55 +120,63 @@ def _call(kind, function, x, w, axis, transform, dtype, out, stream, tf32):
             shape = (*x_shape[:at], *x_shape[at + 1 :])
     else:
         if kind is _PACKED:
-            of_w = None
             rows = w.shape[0]
-            if w._place != (memory, device):
-                raise _place("weight", (0, 0, *w._place), memory, device)
+            _c.check_place("weight", w._place, (memory, device))
         else:
-            of_w = _arrays.family_of(w, "weight").describe(w, "weight")
-            rows = of_w[4][0] if len(of_w[4]) == 2 else 0
+            w_data, w_form, w_alive = _arrays.family_of(w, "weight").describe(w, "weight")
+            rows = w_form[3][0] if len(w_form[3]) == 2 else 0
         shape = (x_shape[0] if len(x_shape) == 2 else 0, rows)
-    given = out is not None
-    out, of_out = _output(family, x, of_x, dtype, out, shape)
-    if memory == _c.HOST:
+    if out is None:
+        of_given = None
+        if dtype is not None:
+            scalar = _arrays.scalar_of_dtype(dtype)
+        out, (out_data, out_form, out_alive) = family.make(x, x_form, scalar, shape)
+    else:
+        of_given = _families.get(type(out)) or _arrays.family_of(out, "out")
+        out_data, out_form, out_alive = of_given.describe(out, "out", True)
+        if dtype is not None and _arrays.scalar_of_dtype(dtype) != out_form[0]:
+            raise ValueError(f"kokkossoftmax: out is of {_c.SCALAR_NAMES[out_form[0]]}, dtype says {dtype}")
+    if memory == _HOST:
         handle = 0
     elif stream is None:
         handle = family.stream(device)
     else:
         handle = _arrays.stream_handle(stream, device)
-    keep: list = []
-    written = None
-    frame = take()
+    count, written, keep = 0, None, []
+    frames = thread.frames
+    frame = frames.pop() if frames else _c.Frame()
     try:
         frame.set_execution(memory, device, handle)
-        x_at = _set(frame, 0, "x", of_x, memory, device)
-        y_at = _set(frame, 1, "out", of_out, memory, device)
-        count = 0
+        frame.set_array(0, "x", x_data, x_form)
+        frame.set_array(1, "out", out_data, out_form)
         if transform is not None:
-            count, written = _set_transforms(frame, transform, memory, device, keep)
+            count, written = _set_transforms(frame, transform, keep)
+        arrays = frame.arrays
         if kind is _ROWS:
-            arguments = (frame.execution, x_at, y_at, axis, frame.transforms, count)
+            arguments = (frame.execution, arrays[0], arrays[1], _AXES.get(axis) or axis, frame.transforms, _COUNTS[count])
         else:
-            w_at = w._handle if kind is _PACKED else _set(frame, 2, "weight", of_w, memory, device)
-            arguments = (frame.execution, x_at, w_at, y_at, frame.transforms, count, tf32)
+            if kind is _LINEAR:
+                frame.set_array(2, "weight", w_data, w_form)
+            weight = w._handle if kind is _PACKED else arrays[2]
+            arguments = (frame.execution, arrays[0], weight, arrays[1], frame.transforms, count, tf32)
         status = getattr(c, function)(*arguments)
-        if memory == _c.CUDA and status == 0:
-            status = _warm_up(c, family, kind, function, arguments, of_x, of_out, transform)
+        if memory == _CUDA and status == 0:
+            if family.is_capturing():
+                thread.is_cold(frame)
+            else:
+                key = (function, axis, tf32, count)
+                if frame.warm != key:
+                    status = _warm_up(c, kind, key, transform, frame, arguments)
     finally:
-        give_back(frame)
+        frames.append(frame)
     if status:
         c.fail(status)
-    if given:
-        _families[type(out)].written(out)
+    if of_given is not None:
+        of_given.written(out)
     if written is not None:
         for its_family, operand in written:
             its_family.written(operand)
     return out
-
-
-def _checked_transform(transform):
-    if transform is not None and not isinstance(transform, Transform):
-        raise ValueError(f"kokkossoftmax: the transform is a {type(transform).__name__}, not one of kokkossoftmax's")
 
 
 def softmax(
@@ -222,8 +202,6 @@ def softmax(
         from . import _torch_ops
 
         return _torch_ops.rows(0, x, dim, transform, dtype, out, stream)
-    if transform is not None:
-        _checked_transform(transform)
     return _call(_ROWS, "softmax", x, False, dim, transform, dtype, out, stream, 0)
 
 
@@ -235,8 +213,6 @@ def log_softmax(
         from . import _torch_ops
 
         return _torch_ops.rows(1, x, dim, transform, dtype, out, stream)
-    if transform is not None:
-        _checked_transform(transform)
     return _call(_ROWS, "log_softmax", x, False, dim, transform, dtype, out, stream, 0)
 
 
@@ -249,8 +225,6 @@ def logsumexp(
         from . import _torch_ops
 
         return _torch_ops.rows(2, x, dim, transform, dtype, out, stream)
-    if transform is not None:
-        _checked_transform(transform)
     return _call(_ROWS, "logsumexp", x, True, dim, transform, dtype, out, stream, 0)
 
 
@@ -264,20 +238,20 @@ class PackedWeight:
     def __init__(self, weight: Array, *, stream=None):
         c = library()
         family = _arrays.family_of(weight, "weight")
-        described = family.describe(weight, "weight")
-        _, scalar, memory, device, shape, _, _ = described
-        if memory == _c.HOST:
+        data, form, alive = family.describe(weight, "weight")
+        scalar, memory, device, shape, _ = form
+        if memory == _HOST:
             handle = 0
         else:
             handle = family.stream(device) if stream is None else _arrays.stream_handle(stream, device)
         packed = _c.ctypes.c_void_p()
-        frame = take()
+        frame = thread.take()
         try:
             frame.set_execution(memory, device, handle)
-            at = _set(frame, 0, "weight", described, memory, device)
-            status = c.pack(frame.execution, at, _c.ctypes.addressof(packed))
+            frame.set_array(0, "weight", data, form)
+            status = c.pack(frame.execution, frame.arrays[0], _c.ctypes.addressof(packed))
         finally:
-            give_back(frame)
+            thread.frames.append(frame)
         if status:
             c.fail(status)
         self.shape: tuple[int, int] = tuple(shape)
@@ -318,8 +292,6 @@ def linear_softmax(
         from . import _torch_ops
 
         return _torch_ops.linear(0, x, weight, transform, tf32, dtype, out, stream)
-    if transform is not None:
-        _checked_transform(transform)
     if type(weight) is PackedWeight:
         return _call(_PACKED, "linear_softmax_packed", x, weight, 0, transform, dtype, out, stream, bool(tf32))
     return _call(_LINEAR, "linear_softmax", x, weight, 0, transform, dtype, out, stream, bool(tf32))
@@ -340,8 +312,6 @@ def linear_log_softmax(
         from . import _torch_ops
 
         return _torch_ops.linear(1, x, weight, transform, tf32, dtype, out, stream)
-    if transform is not None:
-        _checked_transform(transform)
     if type(weight) is PackedWeight:
         return _call(_PACKED, "linear_log_softmax_packed", x, weight, 0, transform, dtype, out, stream, bool(tf32))
     return _call(_LINEAR, "linear_log_softmax", x, weight, 0, transform, dtype, out, stream, bool(tf32))
@@ -354,11 +324,9 @@ def reserve(call: Callable, x: Array, *arguments: Any, **keywords: Any) -> None:
     smaller one, on this stream and thread allocates nothing but its result. May wait for the device."""
 
     def rows(x, dim=-1, transform=None, *, dtype=None, out=None, stream=None):
-        _checked_transform(transform)
         _call(_ROWS, "reserve", x, call is logsumexp, dim, transform, dtype, out, stream, 0)
 
     def linear(x, weight, transform=None, *, tf32=False, dtype=None, out=None, stream=None):
-        _checked_transform(transform)
         kind, name = (_PACKED, "reserve_linear_packed") if type(weight) is PackedWeight else (_LINEAR, "reserve_linear")
         _call(kind, name, x, weight, 0, transform, dtype, out, stream, bool(tf32))
 
@@ -395,11 +363,11 @@ def last_implementation() -> str:
 
 def forget_stream(stream, device: int) -> None:
     """Lets go of what is kept for a CUDA stream; to be called before a stream of one's own is destroyed."""
-    frame = take()
+    frame = thread.take()
     try:
-        frame.set_execution(_c.CUDA, device, _arrays.stream_handle(stream, device))
+        frame.set_execution(_CUDA, device, _arrays.stream_handle(stream, device))
         status = library().forget_stream(frame.execution)
     finally:
-        give_back(frame)
+        thread.frames.append(frame)
     if status:
         library().fail(status)

@@ -13,12 +13,12 @@ import ctypes
 import os
 import struct
 import sys
+import threading
 
 FLOAT, DOUBLE, HALF, BFLOAT16, BOOL = 1, 2, 3, 4, 5
 SCALAR_NAMES = {FLOAT: "float32", DOUBLE: "float64", HALF: "float16", BFLOAT16: "bfloat16", BOOL: "bool"}
 SCALAR_BYTES = {FLOAT: 4, DOUBLE: 8, HALF: 2, BFLOAT16: 2, BOOL: 1}
 HOST, CUDA = 1, 2
-IEEE, TF32 = 0, 1
 SCALE, TEMPERATURE, MASK, CAUSAL, BIAS, GELU_ERF, GELU_TANH, RELU, BATCH_NORM, BATCH_NORM_TRAINING = range(1, 11)
 CHECKED = 1
 MAX_RANK, MAX_TRANSFORMS, MAX_OPERANDS = 8, 8, 4
@@ -97,71 +97,94 @@ _EXECUTION = struct.Struct("@NiiP")
 _TRANSFORM = struct.Struct("@Niiddq4P")
 _ARRAYS = [struct.Struct(f"@NPiiiiPP{2 * rank}q") for rank in range(MAX_RANK + 1)]
 _ARRAY_SIZE = _ARRAYS[0].size
-_ADDRESS, _ADDRESS_AT = struct.Struct("@P"), struct.calcsize("@N")
 _SLOT = _ARRAYS[MAX_RANK].size
 _SLOTS = 3 + MAX_TRANSFORMS * MAX_OPERANDS
+_TRANSFORMS_AT = _EXECUTION.size
+_ARRAYS_AT = _TRANSFORMS_AT + MAX_TRANSFORMS * _TRANSFORM.size
+_DATA_AT = [(_ARRAYS_AT + slot * _SLOT) // 8 + 1 for slot in range(_SLOTS)]
+
+
+def check_place(name, place, of_x):
+    """Places are (memory, device)."""
+    if place != of_x:
+        where, where_x = ("the host" if memory == HOST else f"cuda:{device}" for memory, device in (place, of_x))
+        raise ValueError(f"kokkossoftmax: {name} is on {where}, x on {where_x}")
 
 
 class Frame:
-    """The memory of one call's structs. One at a time uses a frame: take() and give_back().
+    """The memory of one call's structs.
 
-    A frame knows what its structs say, and writes what is new: in a loop, the addresses of the data."""
+    A frame knows what its structs say, and writes what is new: in a loop, the addresses of the data. `warm` is the
+    caller's: None once anything but these addresses and the place was written. What is handed over is made once, as
+    ctypes' objects, which a call takes several times as fast as integers."""
 
-    __slots__ = ("buffer", "base", "execution", "transforms", "transforms_at", "arrays_at")
-    __slots__ += ("known", "known_execution", "known_transforms")
+    __slots__ = ("buffer", "words", "base", "execution", "transforms", "arrays")
+    __slots__ += ("known", "known_execution", "known_transforms", "warm")
 
     def __init__(self):
-        self.transforms_at = _EXECUTION.size
-        self.arrays_at = self.transforms_at + MAX_TRANSFORMS * _TRANSFORM.size
-        self.buffer = ctypes.create_string_buffer(self.arrays_at + _SLOTS * _SLOT)
+        self.buffer = (ctypes.c_uint64 * ((_ARRAYS_AT + _SLOTS * _SLOT) // 8))()
+        self.words = memoryview(self.buffer).cast("B").cast("Q")
         self.base = ctypes.addressof(self.buffer)
-        self.execution = self.base
-        self.transforms = self.base + self.transforms_at
-        self.known = [(None, None, 0, 0)] * _SLOTS
+        self.execution = ctypes.c_void_p(self.base)
+        self.transforms = ctypes.c_void_p(self.base + _TRANSFORMS_AT)
+        self.arrays = [ctypes.c_void_p(self.base + _ARRAYS_AT + slot * _SLOT) for slot in range(_SLOTS)]
+        self.known = [None] * _SLOTS
         self.known_execution = None
         self.known_transforms = [None] * MAX_TRANSFORMS
+        self.warm = None
 
     def set_execution(self, *place):
-        """(memory, device, stream); a backend has the number of its memory."""
+        """(memory, device, stream), before the arrays; a backend has the number of its memory."""
         if self.known_execution != place:
+            if self.known_execution is None or self.known_execution[:2] != place[:2]:
+                self.known = [None] * _SLOTS  # that their arrays are there is not known any more
             _EXECUTION.pack_into(self.buffer, 0, _EXECUTION.size, *place)
             self.known_execution = place
 
-    def set_array(self, slot, data, scalar, memory, shape, strides):
-        """Describes an array; the address of its descriptor."""
-        at = self.arrays_at + slot * _SLOT
-        known = self.known[slot]
-        if known[0] == shape and known[1] == strides and known[2] == scalar and known[3] == memory:
-            _ADDRESS.pack_into(self.buffer, at + _ADDRESS_AT, data)
-            return self.base + at
-        self.known[slot] = (None, None, 0, 0)
+    def set_array(self, slot, name, data, form):
+        """Describes an array of a form, (scalar, memory, device, shape, strides), in self.arrays[slot]."""
+        if self.known[slot] == form:
+            self.words[_DATA_AT[slot]] = data
+            return
+        self.known[slot] = self.warm = None
+        scalar, memory, device, shape, strides = form
+        check_place(name, (memory, device), self.known_execution[:2])
         rank = len(shape)
-        address = self.base + at
-        numbers = address + _ARRAY_SIZE
+        if rank > MAX_RANK:
+            raise ValueError(f"kokkossoftmax: {name} has rank {rank}; at most {MAX_RANK} is possible")
+        numbers = self.arrays[slot].value + _ARRAY_SIZE
         _ARRAYS[rank].pack_into(
-            self.buffer, at, _ARRAY_SIZE, data, scalar, memory, rank, 0, numbers, numbers + 8 * rank, *shape, *strides
-        )
-        self.known[slot] = (shape, strides, scalar, memory)
-        return address
+            self.buffer, _ARRAYS_AT + slot * _SLOT, _ARRAY_SIZE, data, scalar, memory, rank, 0,
+            numbers, numbers + 8 * rank, *shape, *strides,
+        )  # fmt: skip
+        self.known[slot] = form
 
     def set_transform(self, index, *members):
         """kind, flags, number, momentum, offset, and the addresses of four operands."""
         if self.known_transforms[index] != members:
-            at = self.transforms_at + index * _TRANSFORM.size
-            self.known_transforms[index] = None
+            at = _TRANSFORMS_AT + index * _TRANSFORM.size
+            self.known_transforms[index] = self.warm = None
             _TRANSFORM.pack_into(self.buffer, at, _TRANSFORM.size, *members)
             self.known_transforms[index] = members
 
 
-_frames: list[Frame] = []
+class Thread(threading.local):
+    """What a thread keeps: frames that no call uses (a finaliser that calls within a call takes another one), and the kinds
+    of calls for which it reserved."""
+
+    def __init__(self):
+        self.frames: list[Frame] = []
+        self.warm: set = set()
+
+    def take(self) -> Frame:
+        return self.frames.pop() if self.frames else Frame()
+
+    def is_cold(self, frame: Frame):
+        """A graph keeps the memory that was reserved."""
+        self.warm.clear()
+        frame.warm = None
+        for other in self.frames:
+            other.warm = None
 
 
-def take() -> Frame:
-    """A frame of nobody else's: calls of several threads, and of a finaliser within a call, each have their own."""
-    try:
-        return _frames.pop()
-    except IndexError:
-        return Frame()
-
-
-give_back = _frames.append
+thread = Thread()
