@@ -135,7 +135,8 @@ typedef struct kokkossoftmax_execution {
 
 /** What a transform does with a logit; `operands` are the members of kokkossoftmax_transform. An operand
  * "for each logit" has x's rank and extents, or 1 where it is broadcast, or rank 1 with a value for each
- * column (each place along the axis). Operands other than masks are of any scalar type but BOOL. */
+ * column (each place along the axis), or one value for all. Operands other than masks are of any scalar type
+ * but BOOL. */
 enum {
   /** value * number */
   KOKKOSSOFTMAX_SCALE = 1,
@@ -162,7 +163,9 @@ enum {
    * a chain. operands: gamma, beta, running_mean, running_variance, each of one value a column; number: eps.
    * The last two may both be null; else they are written: running = (1 - momentum) running + momentum
    * statistic, the variance unbiased. */
-  KOKKOSSOFTMAX_BATCH_NORM_TRAINING = 10
+  KOKKOSSOFTMAX_BATCH_NORM_TRAINING = 10,
+  /** value * operands[0], for each logit; read where the call runs, so it may be in a device's memory */
+  KOKKOSSOFTMAX_SCALE_BY = 11
 };
 
 /** A flag of KOKKOSSOFTMAX_TEMPERATURE. */

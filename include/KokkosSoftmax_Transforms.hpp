@@ -141,8 +141,9 @@ struct LogitOperand {
   static LogitOperand bind(const char* name, const View& view, const BindContext<Exec>& c) {
     const Block block = block_of(view);
     const LogitShape& shape = c.shape;
-    const bool per_column = block.rank == 1 && shape.rank > 1;
-    bool fits = per_column ? block.extent[0] == shape.columns : block.rank == shape.rank;
+    const bool one_for_all = block.rank < shape.rank && block.rank < 2 && block.size() == 1;
+    const bool per_column = one_for_all || (block.rank == 1 && shape.rank > 1);
+    bool fits = one_for_all || (per_column ? block.extent[0] == shape.columns : block.rank == shape.rank);
     for (int d = 0; fits && !per_column && d < shape.rank; ++d) {
       fits = block.extent[d] == shape.extent[d] || block.extent[d] == 1;
     }
@@ -155,7 +156,7 @@ struct LogitOperand {
     LogitOperand operand;
     operand.data = view.data();
     if (per_column) {
-      operand.column_stride = block.stride[0];
+      operand.column_stride = one_for_all ? 0 : block.stride[0];
       return operand;
     }
     operand.column_stride = block.extent[shape.axis] == 1 ? 0 : block.stride[shape.axis];
@@ -310,33 +311,61 @@ struct BoundCausal {
   }
 };
 
-template <class T>
-struct BoundBias {
-  LogitOperand<T> bias;
-  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return bias.row_offset.rank == 0; }
+/// A logit and an operand that has a value for it.
+template <class T, class Combine>
+struct BoundWithOperand {
+  LogitOperand<T> operand;
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return operand.row_offset.rank == 0; }
   struct Row {
-    typename LogitOperand<T>::Row bias;
+    typename LogitOperand<T>::Row operand;
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
-      return value + load_as<Acc>(bias(column));
+      return Combine::of(value, load_as<Acc>(operand(column)));
     }
     KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
-      return bias.column_stride == 1 && reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0;
+      return operand.column_stride == 1 && reinterpret_cast<std::uintptr_t>(operand.data) % 16 == 0;
     }
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
                                                          index_type first) const {
-      Acc operand[width];
-      load_neighbours(bias.data + first, operand);
-      for (int i = 0; i < width; ++i) value[i] += operand[i];
+      Acc neighbour[width];
+      load_neighbours(operand.data + first, neighbour);
+      for (int i = 0; i < width; ++i) value[i] = Combine::of(value[i], neighbour[i]);
     }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
-      value = value + bias.template vector<Ops>(column);
+      value = Combine::template of_vectors<Ops>(value, operand.template vector<Ops>(column));
     }
   };
-  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {bias.at_row(row)}; }
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {operand.at_row(row)}; }
 };
+
+struct Plus {
+  template <class Acc>
+  static KOKKOS_FORCEINLINE_FUNCTION Acc of(Acc value, Acc operand) {
+    return value + operand;
+  }
+  template <class Ops, class Vector>
+  static Vector of_vectors(const Vector& value, const Vector& operand) {
+    return value + operand;
+  }
+};
+
+struct Times {
+  template <class Acc>
+  static KOKKOS_FORCEINLINE_FUNCTION Acc of(Acc value, Acc operand) {
+    return rounded_product(value, operand);
+  }
+  template <class Ops, class Vector>
+  static Vector of_vectors(const Vector& value, const Vector& operand) {
+    return rounded_product_of_vectors<Ops>(value, operand);
+  }
+};
+
+template <class T>
+using BoundBias = BoundWithOperand<T, Plus>;
+template <class T>
+using BoundFactors = BoundWithOperand<T, Times>;
 
 template <class T>
 struct BoundTemperature {
@@ -485,16 +514,23 @@ KOKKOS_FORCEINLINE_FUNCTION void transform_neighbours(const TransformRow& row, A
   }
 }
 
-/// The same of a vector of consecutive columns.
-template <class Ops, class TransformRow>
-typename Ops::Vector transformed_vector(const TransformRow& row, const typename Ops::Vector& value,
-                                        index_type column) {
-  using Vector = typename Ops::Vector;
-  const Vector dropped(-infinity_v<typename Ops::Acc>);
-  typename Ops::Mask kept = !(value == dropped);  // Kokkos' != is false of NaN
-  Vector result = value;
-  row.template on_vector<Ops>(result, kept, column);
-  return Ops::select(kept, result, dropped);
+/// How many vectors a transform's row object takes at a time: more than one where it has to find out what to
+/// do.
+template <class TransformRow>
+inline constexpr int vectors_at_once = 1;
+
+/// The same of vectors of consecutive columns.
+template <class Ops, int count, class TransformRow>
+void transform_vectors(const TransformRow& row, typename Ops::Vector (&value)[count], index_type column) {
+  const typename Ops::Vector dropped(-infinity_v<typename Ops::Acc>);
+  typename Ops::Mask kept[count];
+  for (int i = 0; i < count; ++i) kept[i] = !(value[i] == dropped);  // Kokkos' != is false of NaN
+  if constexpr (vectors_at_once < TransformRow >> 1) {
+    row.template on_vectors<Ops>(value, kept, column);
+  } else {
+    for (int i = 0; i < count; ++i) row.template on_vector<Ops>(value[i], kept[i], column + i * Ops::width);
+  }
+  for (int i = 0; i < count; ++i) value[i] = Ops::select(kept[i], value[i], dropped);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -567,16 +603,17 @@ struct Causal : TransformBase {
   }
 };
 
-template <class View>
-struct Bias : TransformBase {
+template <class View, class Combine>
+struct WithOperand : TransformBase {
+  const char* name;
   View view;
-  explicit Bias(const View& view_) : view(view_) {}
+  WithOperand(const char* name_, const View& view_) : name(name_), view(view_) {}
   template <class Exec>
   static constexpr bool reachable_from = view_reachable_from<Exec, View>;
   template <class Exec>
   auto bind(const BindContext<Exec>& c) const {
     using T = typename View::non_const_value_type;
-    return BoundBias<T>{LogitOperand<T>::bind("bias", view, c)};
+    return BoundWithOperand<T, Combine>{LogitOperand<T>::bind(name, view, c)};
   }
 };
 
@@ -770,6 +807,12 @@ inline auto scale(double factor) {
   return impl::FunctorTransform<impl::ScaleFunction>({factor});
 }
 
+/// value * factor, read where the call runs; the view's shape as for mask.
+template <impl::view_of_operand View>
+auto scale(const View& factor) {
+  return impl::WithOperand<View, impl::Times>("scale", factor);
+}
+
 /// value / temperature, one temperature a row: a view of rank 1 with a value for each row, or of the logits'
 /// extents without the axis. With `checked` a value that is not positive (or is NaN) throws
 /// std::invalid_argument, at the cost of a fence.
@@ -783,7 +826,7 @@ auto temperature(const View& view, Checked) {
 }
 
 /// Keeps the logits where the view is true; the others count as -inf. The view has the logits' rank with
-/// their extents, or 1 where it is to be broadcast, or rank 1 with a value for each column.
+/// their extents, or 1 where it is to be broadcast, or rank 1 with a value for each column or for all.
 template <impl::view_of_operand View>
 auto mask(const View& view) {
   static_assert(std::is_convertible_v<typename View::value_type, bool>,
@@ -806,7 +849,7 @@ inline auto causal(index_type offset = 0) {
 /// value + bias; the view's shape as for mask.
 template <impl::view_of_operand View>
 auto bias(const View& view) {
-  return impl::Bias<View>(view);
+  return impl::WithOperand<View, impl::Plus>("bias", view);
 }
 
 /// max(value, 0); NaN stays NaN.

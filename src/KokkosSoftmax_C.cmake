@@ -78,11 +78,8 @@ foreach(backend IN LISTS c_backends)
   endforeach()
 endforeach()
 # On the host a head's time is its GEMM's, whatever comes after; on a device kernels of their own pay.
-if(KokkosSoftmax_LINEAR)
-  if(CUDA IN_LIST c_backends)
-    set(KOKKOSSOFTMAX_INSTANTIATE_BACKEND Kokkos::Cuda)
-    kokkossoftmax_c_source(CNamedHeads CUDA)
-  endif()
+if(KokkosSoftmax_LINEAR AND CUDA IN_LIST c_backends)
+  list(APPEND c_sources KokkosSoftmax_CNamedHeads.cpp)
 endif()
 
 add_library(kokkossoftmax_c SHARED ${c_sources})

@@ -292,6 +292,9 @@ class Reader {
       case KOKKOSSOFTMAX_BIAS:
         read({"bias"}, false);
         break;
+      case KOKKOSSOFTMAX_SCALE_BY:
+        read({"scale"}, false);
+        break;
       case KOKKOSSOFTMAX_BATCH_NORM:
         read({"mean", "variance", "gamma", "beta"}, false);
         break;

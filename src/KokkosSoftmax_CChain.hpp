@@ -114,11 +114,11 @@ struct TakenOverBias {
 
 struct BoundStep {
   std::int32_t kind;
-  std::int32_t scalar;  ///< of the operand of a bias or a temperature
+  std::int32_t scalar;  ///< of the operand of a bias, a scale or a temperature
   union {
     double factor;
     impl::BoundCausal causal;
-    AnyLogitOperand operand;  ///< mask, bias, temperature
+    AnyLogitOperand operand;  ///< mask, bias, scale, temperature
     AnyBatchNorm batch_norm;
     AnyNormalizer normalizer;
   };
@@ -206,8 +206,13 @@ struct BoundAnyChain {
             break;
           case KOKKOSSOFTMAX_BIAS:
             with_scalar(step.operand.data, step.scalar,
-                        AddBias<width, Acc>{value, at[s] + first * step.operand.column_stride,
-                                            step.operand.column_stride});
+                        CombineLanes<impl::Plus, width, Acc>{
+                            value, at[s] + first * step.operand.column_stride, step.operand.column_stride});
+            break;
+          case KOKKOSSOFTMAX_SCALE_BY:
+            with_scalar(step.operand.data, step.scalar,
+                        CombineLanes<impl::Times, width, Acc>{
+                            value, at[s] + first * step.operand.column_stride, step.operand.column_stride});
             break;
           case KOKKOSSOFTMAX_GELU_ERF:
             for (int i = 0; i < width; ++i) value[i] = impl::GeluErfFunction{}(value[i], 0, 0);
@@ -238,36 +243,48 @@ struct BoundAnyChain {
     }
 
     template <class Ops>
-    __attribute__((noinline)) void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept,
-                                             index_type column) const {
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept, index_type column) const {
+      typename Ops::Vector values[1] = {value};
+      typename Ops::Mask keeps[1] = {kept};
+      on_vectors<Ops>(values, keeps, column);
+      value = values[0];
+      kept = keeps[0];
+    }
+
+    template <class Ops, int vectors>
+    __attribute__((noinline)) void on_vectors(typename Ops::Vector (&value)[vectors],
+                                              typename Ops::Mask (&kept)[vectors], index_type column) const {
       if (chain->kinds & kinds_without_vectors<Ops>()) {
         // Then the library's own chain goes logit by logit.
         using Acc = typename Ops::Acc;
         alignas(64) Acc lane[Ops::width];
-        bool keeps[Ops::width];
-        Ops::store(lane, value);
-        for (int i = 0; i < Ops::width; ++i) keeps[i] = true;
-        apply_to_lanes<Ops::width>(lane, keeps, column);
-        for (int i = 0; i < Ops::width; ++i) lane[i] = keeps[i] ? lane[i] : -impl::infinity_v<Acc>;
-        value = Ops::load(lane);
+        for (int v = 0; v < vectors; ++v, column += Ops::width) {
+          bool keeps[Ops::width];
+          Ops::store(lane, value[v]);
+          for (int i = 0; i < Ops::width; ++i) keeps[i] = true;
+          apply_to_lanes<Ops::width>(lane, keeps, column);
+          for (int i = 0; i < Ops::width; ++i) lane[i] = keeps[i] ? lane[i] : -impl::infinity_v<Acc>;
+          value[v] = Ops::load(lane);
+        }
         return;
       }
       for (std::int32_t s = 0; s < chain->count; ++s) {
-        step_on_vector<Ops>(chain->step[s], at[s], value, kept, column);
+        step_on_vectors<Ops>(chain->step[s], at[s], value, kept, column);
       }
     }
 
    private:
-    template <int width, class Acc>
-    struct AddBias {
+    template <class Combine, int width, class Acc>
+    struct CombineLanes {
       Acc* value;
       index_type at, stride;
       template <class T>
       KOKKOS_FORCEINLINE_FUNCTION void operator()(const T* data) const {
         if (stride == 1) {
-          for (int i = 0; i < width; ++i) value[i] = value[i] + impl::load_as<Acc>(data[at + i]);
+          for (int i = 0; i < width; ++i) value[i] = Combine::of(value[i], impl::load_as<Acc>(data[at + i]));
         } else {
-          for (int i = 0; i < width; ++i) value[i] = value[i] + impl::load_as<Acc>(data[at + i * stride]);
+          for (int i = 0; i < width; ++i)
+            value[i] = Combine::of(value[i], impl::load_as<Acc>(data[at + i * stride]));
         }
       }
     };
@@ -277,64 +294,74 @@ struct BoundAnyChain {
       return {{static_cast<const bool*>(step.operand.data) + at, step.operand.column_stride}};
     }
 
-    template <class Ops>
-    static void step_on_vector(const BoundStep& step, index_type at, typename Ops::Vector& value,
-                               typename Ops::Mask& kept, index_type column) {
+    template <class Ops, int vectors>
+    static void step_on_vectors(const BoundStep& step, index_type at, typename Ops::Vector (&value)[vectors],
+                                typename Ops::Mask (&kept)[vectors], index_type column) {
       using Acc = typename Ops::Acc;
       using Vector = typename Ops::Vector;
+      const auto each = [&](const auto& body) {
+        for (int v = 0; v < vectors; ++v) body(value[v], column + v * Ops::width);
+      };
+      const auto stage = [&]<class Stage>(const Stage& one) {
+        if constexpr (impl::goes_on_vectors<Stage, Ops>) {
+          for (int v = 0; v < vectors; ++v)
+            one.template on_vector<Ops>(value[v], kept[v], column + v * Ops::width);
+        }
+      };
+      const auto functor = [&]<class F>(const F& f) { stage(typename impl::BoundFunctor<F>::Row{&f, 0}); };
+      const auto combine = [&]<class Combine>(Combine) {
+        with_scalar(step.operand.data, step.scalar, [&](const auto* data) {
+          const index_type stride = step.operand.column_stride;
+          each([&](Vector& v, index_type c) {
+            v = Combine::template of_vectors<Ops>(v, Ops::load_strided(data + at + c * stride, stride));
+          });
+        });
+      };
       switch (step.kind) {
         case KOKKOSSOFTMAX_SCALE:
-          functor_on_vector<Ops>(impl::ScaleFunction{step.factor}, value, kept, column);
+          functor(impl::ScaleFunction{step.factor});
           break;
-        case KOKKOSSOFTMAX_TEMPERATURE:
-          value = value / Vector(load_any<Acc>(step.operand.data, step.scalar, at));
+        case KOKKOSSOFTMAX_TEMPERATURE: {
+          const Vector temperature(load_any<Acc>(step.operand.data, step.scalar, at));
+          each([&](Vector& v, index_type) { v = v / temperature; });
           break;
+        }
         case KOKKOSSOFTMAX_MASK:
-          mask_of(step, at).on_vector<Ops>(value, kept, column);
+          stage(mask_of(step, at));
           break;
         case KOKKOSSOFTMAX_CAUSAL:
-          impl::BoundCausal::Row{at}.on_vector<Ops>(value, kept, column);
+          stage(impl::BoundCausal::Row{at});
           break;
         case KOKKOSSOFTMAX_BIAS:
-          value = value + with_scalar(step.operand.data, step.scalar,
-                                      LoadAnyVector<Ops>{at + column * step.operand.column_stride,
-                                                         step.operand.column_stride});
+          combine(impl::Plus());
+          break;
+        case KOKKOSSOFTMAX_SCALE_BY:
+          combine(impl::Times());
           break;
         case KOKKOSSOFTMAX_GELU_ERF:
-          functor_on_vector<Ops>(impl::GeluErfFunction{}, value, kept, column);
+          functor(impl::GeluErfFunction{});
           break;
         case KOKKOSSOFTMAX_GELU_TANH:
-          functor_on_vector<Ops>(impl::GeluTanhFunction{}, value, kept, column);
+          functor(impl::GeluTanhFunction{});
           break;
         case KOKKOSSOFTMAX_RELU:
-          functor_on_vector<Ops>(impl::ReluFunction{}, value, kept, column);
+          functor(impl::ReluFunction{});
           break;
         case KOKKOSSOFTMAX_BATCH_NORM: {
           const AnyBatchNorm& b = step.batch_norm;
-          const Vector deviation =
-              Ops::sqrt(b.variance.template vector<Ops>(column) + Vector(static_cast<Acc>(b.eps)));
-          value =
-              impl::rounded_product_of_vectors<Ops>((value - b.mean.template vector<Ops>(column)) / deviation,
-                                                    b.gamma.template vector<Ops>(column)) +
-              b.beta.template vector<Ops>(column);
+          each([&](Vector& v, index_type c) {
+            const Vector deviation =
+                Ops::sqrt(b.variance.template vector<Ops>(c) + Vector(static_cast<Acc>(b.eps)));
+            v = impl::rounded_product_of_vectors<Ops>((v - b.mean.template vector<Ops>(c)) / deviation,
+                                                      b.gamma.template vector<Ops>(c)) +
+                b.beta.template vector<Ops>(c);
+          });
           break;
         }
         case normalizer_step:
-          stage_on_vector<Ops>(step.normalizer.template row<Acc>(), value, kept, column);
+          stage(step.normalizer.template row<Acc>());
           break;
       }
-    }
-
-    template <class Ops, class F>
-    static void functor_on_vector(const F& f, typename Ops::Vector& value, typename Ops::Mask& kept,
-                                  index_type column) {
-      stage_on_vector<Ops>(typename impl::BoundFunctor<F>::Row{&f, 0}, value, kept, column);
-    }
-
-    template <class Ops, class Stage>
-    static void stage_on_vector(const Stage& stage, typename Ops::Vector& value, typename Ops::Mask& kept,
-                                index_type column) {
-      if constexpr (impl::goes_on_vectors<Stage, Ops>) stage.template on_vector<Ops>(value, kept, column);
     }
   };
 
@@ -348,6 +375,7 @@ struct BoundAnyChain {
         case KOKKOSSOFTMAX_TEMPERATURE:
         case KOKKOSSOFTMAX_MASK:
         case KOKKOSSOFTMAX_BIAS:
+        case KOKKOSSOFTMAX_SCALE_BY:
           result.at[s] = one.operand.row_offset(row);
           break;
         case KOKKOSSOFTMAX_CAUSAL:
@@ -455,6 +483,9 @@ namespace KokkosSoftmax::impl {
 /// How many it can hold.
 template <>
 inline constexpr int batch_norms_v<c::BoundAnyChain> = c::max_steps;
+
+template <>
+inline constexpr int vectors_at_once<c::BoundAnyChain::Row> = 8;
 
 // The kernels are in the sources made from KokkosSoftmax_CRows.cpp.in, for the heads as well.
 #define KOKKOSSOFTMAX_EXTERN(EXEC, IN, OUT)                                                               \

@@ -23,8 +23,8 @@ inline constexpr int max_rank = 8;
   throw std::invalid_argument("KokkosSoftmax::" + function + ": " + what);
 }
 
-/// Extents and strides of an operand, whatever its type: what checks and canonical forms are made from. Strides
-/// below 0 come from the C interface alone.
+/// Extents and strides of an operand, whatever its type: what checks and canonical forms are made from.
+/// Strides below 0 come from the C interface alone.
 struct Block {
   const char* data = nullptr;
   index_type scalar_bytes = 1;

@@ -33,24 +33,34 @@ using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;
 using SoftmaxCandidates = CandidateList<SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 #endif
 
-/// Runs a call in canonical form, of an operation or of a step of one. Compiled into the library for the
-/// pairs of scalars in KokkosSoftmax_Scalars.hpp and no transform.
-template <class Exec, class In, class Out, class Transform>
-void run_rows(const Exec& exec, const RowsProblem<In, Out, Transform>& problem, const char* operation) {
-  SoftmaxCandidates::choose(operation, exec, problem,
-                            [&](auto implementation) { implementation.run(exec, problem); });
+/// Runs a call in canonical form, of an operation or of a step of one, by one of a list.
+template <class Candidates, class Exec, class Problem>
+void run_rows_by(const Exec& exec, const Problem& problem, const char* operation) {
+  Candidates::choose(operation, exec, problem,
+                     [&](auto implementation) { implementation.run(exec, problem); });
 }
 
-/// Makes all that run_rows would have to make: the scratch, and, by a launch over no rows, what a backend
+/// Makes all that run_rows_by would have to make: the scratch, and, by a launch over no rows, what a backend
 /// does at the first launch of a kernel.
-template <class Exec, class In, class Out, class Transform>
-void reserve_rows(const Exec& exec, const RowsProblem<In, Out, Transform>& problem, const char* operation) {
-  SoftmaxCandidates::choose(operation, exec, problem, [&](auto implementation) {
+template <class Candidates, class Exec, class Problem>
+void reserve_rows_by(const Exec& exec, const Problem& problem, const char* operation) {
+  Candidates::choose(operation, exec, problem, [&](auto implementation) {
     implementation.reserve(exec, problem);
-    RowsProblem<In, Out, Transform> no_rows = problem;
+    Problem no_rows = problem;
     no_rows.geometry.rows = 0;
     implementation.run(exec, no_rows);
   });
+}
+
+/// By any of them. Compiled into the library for the pairs of scalars in KokkosSoftmax_Scalars.hpp and no
+/// transform.
+template <class Exec, class In, class Out, class Transform>
+void run_rows(const Exec& exec, const RowsProblem<In, Out, Transform>& problem, const char* operation) {
+  run_rows_by<SoftmaxCandidates>(exec, problem, operation);
+}
+template <class Exec, class In, class Out, class Transform>
+void reserve_rows(const Exec& exec, const RowsProblem<In, Out, Transform>& problem, const char* operation) {
+  reserve_rows_by<SoftmaxCandidates>(exec, problem, operation);
 }
 
 }  // namespace KokkosSoftmax::impl

@@ -49,6 +49,23 @@ TYPED_TEST(CChains, SameBitsOfMaskedChain) {
   }
 }
 
+// Factors in memory: one a column, broadcast, one for all; a sum after them is not fused with the product.
+TYPED_TEST(CChains, SameBitsOfFactorsInMemory) {
+  using Exec = TypeParam;
+  for (const int columns : lengths) {
+    Operands<Exec, float> o(columns);
+    const Kokkos::View<double*, typename Exec::memory_space> one("one", 1);
+    fill(one, 13);
+    Described c_one(one);
+    same_bits<Exec, float>(
+        "factors", o,
+        ks::scale(o.bias) | ks::bias(o.half_bias) | ks::scale(o.half_bias) | ks::scale(one) | ks::bias(one),
+        {step_of(KOKKOSSOFTMAX_SCALE_BY, {&o.c_bias}), step_of(KOKKOSSOFTMAX_BIAS, {&o.c_half_bias}),
+         step_of(KOKKOSSOFTMAX_SCALE_BY, {&o.c_half_bias}), step_of(KOKKOSSOFTMAX_SCALE_BY, {&c_one}),
+         step_of(KOKKOSSOFTMAX_BIAS, {&c_one})});
+  }
+}
+
 TYPED_TEST(CChains, SameBitsOfActivations) {
   for (const int columns : lengths) {
     Operands<TypeParam, float> o(columns);

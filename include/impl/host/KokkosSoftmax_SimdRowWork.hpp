@@ -460,9 +460,17 @@ class SimdRowWork {
     if (row.x_stride == 1) {
       index_type i = 0;
       if constexpr (!direct && goes_on_vectors<typename Problem::Transform::Row, Ops>) {
-        for (; i + w <= count; i += w) {
-          Ops::store(stage + i, transformed_vector<Ops>(transform, Ops::load(x + i), begin + i));
-        }
+        const auto transform_next = [&]<int vectors>(std::integral_constant<int, vectors>) {
+          for (; i + vectors * w <= count; i += vectors * w) {
+            Vector value[vectors];
+            for (int v = 0; v < vectors; ++v) value[v] = Ops::load(x + i + v * w);
+            transform_vectors<Ops>(transform, value, begin + i);
+            for (int v = 0; v < vectors; ++v) Ops::store(stage + i + v * w, value[v]);
+          }
+        };
+        constexpr int most = vectors_at_once<typename Problem::Transform::Row>;
+        transform_next(std::integral_constant<int, most>());
+        if constexpr (most > 1) transform_next(std::integral_constant<int, 1>());
       }
       for (; i < count; ++i) stage[i] = transformed<Acc>(transform, load_as<Acc>(x[i]), begin + i);
     } else {

@@ -520,7 +520,8 @@ struct GemmPlan {
 ///   template <class Transform> static constexpr bool fuses      whether it can do that, by type,
 ///   template <class Transform, class Problem> static bool has_epilogue(exec, problem)   and for this one;
 ///   static void reserve(exec, problem, rows)                    for panels of at most so many rows.
-/// Either may have advise_against(exec, problem), see CandidateList.
+/// Either may have advise_against(exec, problem), see CandidateList, and a list `Rows` in place of
+/// SoftmaxCandidates.
 template <class Gemm>
 struct GemmThenRows {
   static constexpr const char* name = Gemm::name;
@@ -553,7 +554,13 @@ struct GemmThenRows {
     BlasMatrix<Acc> logits = plan.logits;
     if (!plan.y_holds_logits) logits.data = reinterpret_cast<Acc*>(scratch + plan.logits_at);
     const bool softmax_by_panels = !plan.y_holds_logits && !Problem::Head::has_statistics;
-    const auto use = [&](const auto& problem) { run_rows(exec, problem, p.softmax_step()); };
+    const auto use = [&](const auto& problem) {
+      if constexpr (requires { typename Gemm::Rows; }) {
+        run_rows_by<typename Gemm::Rows>(exec, problem, p.softmax_step());
+      } else {
+        run_rows(exec, problem, p.softmax_step());
+      }
+    };
     const auto transform = prepared(exec, p, plan, scratch, true);
     with_parts(exec, p, transform, [&](const auto& epilogue, const auto& before, const auto& rest) {
       for (index_type first = 0; first < m; first += plan.panel_rows) {
@@ -583,7 +590,13 @@ struct GemmThenRows {
     } else {
       Gemm::reserve(exec);
     }
-    const auto use = [&](const auto& problem) { reserve_rows(exec, problem, p.softmax_step()); };
+    const auto use = [&](const auto& problem) {
+      if constexpr (requires { typename Gemm::Rows; }) {
+        reserve_rows_by<typename Gemm::Rows>(exec, problem, p.softmax_step());
+      } else {
+        reserve_rows(exec, problem, p.softmax_step());
+      }
+    };
     BlasMatrix<Acc> logits = plan.logits;
     Matrix<typename Problem::Y> y = p.y;
     if (!plan.y_holds_logits) logits.rows = y.rows = plan.logits_rows;

@@ -232,6 +232,23 @@ class CupyFamily(DlpackFamily):
         return self.cupy.cuda.get_current_stream().is_capturing()
 
 
+class JaxFamily(DlpackFamily):
+    """JAX's arrays are read alone, though their capsules do not say so; results on the host are NumPy's."""
+
+    def __init__(self, jax):
+        self.jax = jax
+
+    def describe(self, array, name, written=False):
+        if written:
+            raise ValueError(f"kokkossoftmax: {name} is an array of JAX, which cannot be written; leave out= away")
+        return super().describe(array, name)
+
+    def empty(self, like, form, scalar, shape):
+        if form[1] == _CUDA:
+            return super().empty(like, form, scalar, shape)
+        return sys.modules["numpy"].empty(shape, self.jax.numpy.dtype(_c.SCALAR_NAMES[scalar]))
+
+
 _families: dict[type, Family] = {}
 _by_module: dict[str, Family] = {}
 _dlpack_family = DlpackFamily()
@@ -246,6 +263,7 @@ def family_of_type(kind) -> Family | None:
         ("torch", "Tensor", TorchFamily),
         ("numpy", "ndarray", NumpyFamily),
         ("cupy", "ndarray", CupyFamily),
+        ("jax", "Array", JaxFamily),
     ):
         imported = sys.modules.get(module)
         if imported is not None and issubclass(kind, getattr(imported, name, ())):

@@ -62,6 +62,7 @@ _OPERAND_NAMES = {
     _c.TEMPERATURE: ("temperature",),
     _c.MASK: ("mask",),
     _c.BIAS: ("bias",),
+    _c.SCALE_BY: ("scale",),
     _c.BATCH_NORM: ("mean", "variance", "gamma", "beta"),
     _c.BATCH_NORM_TRAINING: ("gamma", "beta", "running_mean", "running_var"),
 }
@@ -189,7 +190,8 @@ def softmax(
     dim        the dimension to normalise over; negative counts from the end
     transform  what happens to the logits before: kokkossoftmax.scale(0.5) | kokkossoftmax.causal()
     dtype      of the result: x's own, or float32 for 16-bit x
-    out        where the result goes, of x's shape and any strides; x itself for in place
+    out        where the result goes, of x's shape and any strides; x itself for in place. None makes one of x's library;
+               NumPy's for JAX's arrays on the host, which cannot be written
     stream     CUDA: where to run; None is PyTorch's current stream (CuPy's for its arrays). A handle, or a stream object
 
     Asynchronous on CUDA, and done on return on the host. Sums are formed in float32 (float64 for float64). -inf is a

@@ -22,6 +22,7 @@ _NAMES = {
     _c.RELU: "relu",
     _c.BATCH_NORM: "batch_norm",
     _c.BATCH_NORM_TRAINING: "batch_norm_training",
+    _c.SCALE_BY: "scale",
 }
 
 
@@ -52,8 +53,10 @@ _gelu_tanh = Transform(((_c.GELU_TANH, 0, 0.0, 0.0, 0, ()),))
 _relu = Transform(((_c.RELU, 0, 0.0, 0.0, 0, ()),))
 
 
-def scale(factor: float) -> Transform:
-    """value * factor, a number."""
+def scale(factor: float | Array) -> Transform:
+    """value * factor: a number, or an array, which is read when the device comes to it, with the shapes of bias()."""
+    if hasattr(factor, "__dlpack__"):
+        return Transform(((_c.SCALE_BY, 0, 0.0, 0.0, 0, (factor,)),))
     return Transform(((_c.SCALE, 0, float(factor), 0.0, 0, ()),))
 
 
@@ -65,7 +68,7 @@ def temperature(values: Array, *, checked: bool = False) -> Transform:
 
 
 def mask(keep: Array) -> Transform:
-    """Booleans; true keeps a logit. Of x's rank, with x's extents or 1 (broadcast), or of one value a column."""
+    """Booleans; true keeps a logit. Of x's rank, with x's extents or 1 (broadcast), or of one value a column or for all."""
     return Transform(((_c.MASK, 0, 0.0, 0.0, 0, (keep,)),))
 
 
@@ -75,7 +78,7 @@ def causal(offset: int = 0) -> Transform:
 
 
 def bias(values: Array) -> Transform:
-    """value + bias. Of x's rank, with x's extents or 1 (broadcast), or of one value a column."""
+    """value + bias. Of x's rank, with x's extents or 1 (broadcast), or of one value a column or for all."""
     return Transform(((_c.BIAS, 0, 0.0, 0.0, 0, (values,)),))
 
 

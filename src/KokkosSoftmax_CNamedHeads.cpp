@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: The KokkosSoftmax authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-// The chains of heads that are met most, for float on one backend, with kernels of their own. Written by CMake,
-// see src/CMakeLists.txt.
+// The chains of heads that are met most, for float on CUDA, with kernels of their own: those for many rows
+// that fit registers. All others go through the kernels of the chain that is known at run time, to the same
+// bits.
 
 #include "KokkosSoftmax_CHead.hpp"
 
@@ -10,6 +11,32 @@
 
 namespace KokkosSoftmax::c {
 namespace {
+
+using Exec = Kokkos::Cuda;
+
+/// A GEMM whose head has these kernels and no others, so that they compile in a minute.
+template <class Gemm>
+struct OfNamedHead : Gemm {
+  using Rows = impl::CandidateList<impl::WarpPerRow, impl::BlockPerRow>;
+  template <class Transform>
+  static constexpr bool fuses = false;
+};
+using TensorCores = impl::GemmThenRows<OfNamedHead<impl::TensorCoreGemm>>;
+using Candidates = impl::CandidateList<TensorCores, impl::GemmThenRows<OfNamedHead<impl::CublasGemm>>>;
+using PackedCandidates = impl::CandidateList<TensorCores>;
+
+/// Whether they take the call.
+bool has_kernels_for(const HeadCall& call) {
+  using Plan = impl::RowInRegistersPlan<impl::RowsProblem<float, float, BoundAnyChain>>;
+  const auto is_forced = [](const std::string& operation) {
+    return impl::forced_implementation(operation, Exec::name()) != nullptr;
+  };
+  const std::string rows = impl::operation_name(call.operation), head = "linear_" + rows;
+  const Array& y = call.y;
+  return y.rank == 2 && y.extent[0] > impl::most_rows_of_epilogue && y.extent[1] > 1 &&
+         y.extent[1] <= Plan::longest && y.stride[1] == 1 && !is_forced(head) &&
+         !is_forced(head + "/" + rows);
+}
 
 /// Whether the chain is of these kinds, and all operands are of float.
 bool is_chain(const Steps& steps, std::initializer_list<std::int32_t> kinds) {
@@ -27,12 +54,15 @@ bool is_chain(const Steps& steps, std::initializer_list<std::int32_t> kinds) {
 
 }  // namespace
 
-template <class Exec>
+template <>
 bool call_named_head(const Exec& exec, const HeadCall& call) {
+  if (!has_kernels_for(call)) return false;
   using View = ArrayView<const float, Exec>;
   using Running = ArrayView<float, Exec>;
   const Steps& steps = call.steps;
-  const auto run = [&](const auto& head) { run_head<float, float>(exec, call, head); };
+  const auto run = [&](const auto& head) {
+    run_head<float, float>(exec, call, head, Candidates(), PackedCandidates());
+  };
   if (is_chain(steps, {KOKKOSSOFTMAX_BIAS, KOKKOSSOFTMAX_GELU_ERF})) {
     run(bias(View(steps.step[0].operand[0])) | gelu());
     return true;
@@ -61,7 +91,5 @@ bool call_named_head(const Exec& exec, const HeadCall& call) {
   }
   return false;
 }
-
-template bool call_named_head(const @KOKKOSSOFTMAX_INSTANTIATE_BACKEND@&, const HeadCall&);
 
 }  // namespace KokkosSoftmax::c
