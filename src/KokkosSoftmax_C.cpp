@@ -479,61 +479,36 @@ kokkossoftmax_status kokkossoftmax_forget_stream(const kokkossoftmax_execution* 
   });
 }
 
-kokkossoftmax_status kokkossoftmax_softmax(const kokkossoftmax_execution* execution,
-                                           const kokkossoftmax_array* x, const kokkossoftmax_array* y,
-                                           int32_t axis, const kokkossoftmax_transform* transforms,
-                                           size_t transform_count) {
-  return rows(impl::Operation::softmax, false, execution, x, y, axis, transforms, transform_count);
-}
+#define KOKKOSSOFTMAX_ROWS(NAME, OPERATION, RESERVE)                                                        \
+  kokkossoftmax_status kokkossoftmax_##NAME(                                                                \
+      const kokkossoftmax_execution* execution, const kokkossoftmax_array* x, const kokkossoftmax_array* y, \
+      int32_t axis, const kokkossoftmax_transform* transforms, size_t transform_count) {                    \
+    return rows(impl::Operation::OPERATION, RESERVE, execution, x, y, axis, transforms, transform_count);   \
+  }
+KOKKOSSOFTMAX_ROWS(softmax, softmax, false)
+KOKKOSSOFTMAX_ROWS(log_softmax, log_softmax, false)
+KOKKOSSOFTMAX_ROWS(logsumexp, logsumexp, false)
+KOKKOSSOFTMAX_ROWS(reserve, softmax, true)
 
-kokkossoftmax_status kokkossoftmax_log_softmax(const kokkossoftmax_execution* execution,
-                                               const kokkossoftmax_array* x, const kokkossoftmax_array* y,
-                                               int32_t axis, const kokkossoftmax_transform* transforms,
-                                               size_t transform_count) {
-  return rows(impl::Operation::log_softmax, false, execution, x, y, axis, transforms, transform_count);
-}
-
-kokkossoftmax_status kokkossoftmax_logsumexp(const kokkossoftmax_execution* execution,
-                                             const kokkossoftmax_array* x, const kokkossoftmax_array* lse,
-                                             int32_t axis, const kokkossoftmax_transform* transforms,
-                                             size_t transform_count) {
-  return rows(impl::Operation::logsumexp, false, execution, x, lse, axis, transforms, transform_count);
-}
-
-kokkossoftmax_status kokkossoftmax_reserve(const kokkossoftmax_execution* execution,
-                                           const kokkossoftmax_array* x, const kokkossoftmax_array* y,
-                                           int32_t axis, const kokkossoftmax_transform* transforms,
-                                           size_t transform_count) {
-  return rows(impl::Operation::softmax, true, execution, x, y, axis, transforms, transform_count);
-}
-
-kokkossoftmax_status kokkossoftmax_linear_softmax(const kokkossoftmax_execution* execution,
-                                                  const kokkossoftmax_array* x, const kokkossoftmax_array* w,
-                                                  const kokkossoftmax_array* y,
-                                                  const kokkossoftmax_transform* transforms,
-                                                  size_t transform_count, int32_t precision) {
-  return head(impl::Operation::softmax, false, execution, x, w, nullptr, false, y, transforms,
-              transform_count, precision);
-}
-
-kokkossoftmax_status kokkossoftmax_linear_log_softmax(const kokkossoftmax_execution* execution,
-                                                      const kokkossoftmax_array* x,
-                                                      const kokkossoftmax_array* w,
-                                                      const kokkossoftmax_array* y,
-                                                      const kokkossoftmax_transform* transforms,
-                                                      size_t transform_count, int32_t precision) {
-  return head(impl::Operation::log_softmax, false, execution, x, w, nullptr, false, y, transforms,
-              transform_count, precision);
-}
-
-kokkossoftmax_status kokkossoftmax_reserve_linear(const kokkossoftmax_execution* execution,
-                                                  const kokkossoftmax_array* x, const kokkossoftmax_array* w,
-                                                  const kokkossoftmax_array* y,
-                                                  const kokkossoftmax_transform* transforms,
-                                                  size_t transform_count, int32_t precision) {
-  return head(impl::Operation::softmax, true, execution, x, w, nullptr, false, y, transforms, transform_count,
-              precision);
-}
+// Each with its weights as an array and packed.
+#define KOKKOSSOFTMAX_HEAD(NAME, OPERATION, RESERVE)                                                         \
+  kokkossoftmax_status kokkossoftmax_##NAME(                                                                 \
+      const kokkossoftmax_execution* execution, const kokkossoftmax_array* x, const kokkossoftmax_array* w,  \
+      const kokkossoftmax_array* y, const kokkossoftmax_transform* transforms, size_t transform_count,       \
+      int32_t precision) {                                                                                   \
+    return head(impl::Operation::OPERATION, RESERVE, execution, x, w, nullptr, false, y, transforms,         \
+                transform_count, precision);                                                                 \
+  }                                                                                                          \
+  kokkossoftmax_status kokkossoftmax_##NAME##_packed(                                                        \
+      const kokkossoftmax_execution* execution, const kokkossoftmax_array* x, const kokkossoftmax_packed* w, \
+      const kokkossoftmax_array* y, const kokkossoftmax_transform* transforms, size_t transform_count,       \
+      int32_t precision) {                                                                                   \
+    return head(impl::Operation::OPERATION, RESERVE, execution, x, nullptr, w, true, y, transforms,          \
+                transform_count, precision);                                                                 \
+  }
+KOKKOSSOFTMAX_HEAD(linear_softmax, softmax, false)
+KOKKOSSOFTMAX_HEAD(linear_log_softmax, log_softmax, false)
+KOKKOSSOFTMAX_HEAD(reserve_linear, softmax, true)
 
 kokkossoftmax_status kokkossoftmax_pack(const kokkossoftmax_execution* execution,
                                         const kokkossoftmax_array* w, kokkossoftmax_packed** packed) {
@@ -567,36 +542,6 @@ void kokkossoftmax_packed_free(kokkossoftmax_packed* packed) {
       Kokkos::fence("KokkosSoftmax::packed_free: work that uses the weights");
     }
   });
-}
-
-kokkossoftmax_status kokkossoftmax_linear_softmax_packed(const kokkossoftmax_execution* execution,
-                                                         const kokkossoftmax_array* x,
-                                                         const kokkossoftmax_packed* w,
-                                                         const kokkossoftmax_array* y,
-                                                         const kokkossoftmax_transform* transforms,
-                                                         size_t transform_count, int32_t precision) {
-  return head(impl::Operation::softmax, false, execution, x, nullptr, w, true, y, transforms, transform_count,
-              precision);
-}
-
-kokkossoftmax_status kokkossoftmax_linear_log_softmax_packed(const kokkossoftmax_execution* execution,
-                                                             const kokkossoftmax_array* x,
-                                                             const kokkossoftmax_packed* w,
-                                                             const kokkossoftmax_array* y,
-                                                             const kokkossoftmax_transform* transforms,
-                                                             size_t transform_count, int32_t precision) {
-  return head(impl::Operation::log_softmax, false, execution, x, nullptr, w, true, y, transforms,
-              transform_count, precision);
-}
-
-kokkossoftmax_status kokkossoftmax_reserve_linear_packed(const kokkossoftmax_execution* execution,
-                                                         const kokkossoftmax_array* x,
-                                                         const kokkossoftmax_packed* w,
-                                                         const kokkossoftmax_array* y,
-                                                         const kokkossoftmax_transform* transforms,
-                                                         size_t transform_count, int32_t precision) {
-  return head(impl::Operation::softmax, true, execution, x, nullptr, w, true, y, transforms, transform_count,
-              precision);
 }
 
 }  // extern "C"
