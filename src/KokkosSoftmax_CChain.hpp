@@ -484,6 +484,11 @@ namespace KokkosSoftmax::impl {
 template <>
 inline constexpr int batch_norms_v<c::BoundAnyChain> = c::max_steps;
 
+/// 64 x 8192 x 2048 on an H200: 110 us; 50 us where the softmax does it, with the same chain known at compile
+/// time.
+template <>
+inline constexpr bool is_worth_fusing_v<c::BoundAnyChain> = false;
+
 template <>
 inline constexpr int vectors_at_once<c::BoundAnyChain::Row> = 8;
 

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The KokkosSoftmax authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-// The chains of heads that are met most, for float on CUDA, with kernels of their own: those for many rows
-// that fit registers. All others go through the kernels of the chain that is known at run time, to the same
-// bits.
+// The chains of heads that are met most, for float on CUDA, with kernels of their own: those of a softmax
+// whose rows fit registers, after the GEMM. All others go through the kernels of the chain that is known at
+// run time, to the same bits.
 
 #include "KokkosSoftmax_CHead.hpp"
 
@@ -33,9 +33,8 @@ bool has_kernels_for(const HeadCall& call) {
   };
   const std::string rows = impl::operation_name(call.operation), head = "linear_" + rows;
   const Array& y = call.y;
-  return y.rank == 2 && y.extent[0] > impl::most_rows_of_epilogue && y.extent[1] > 1 &&
-         y.extent[1] <= Plan::longest && y.stride[1] == 1 && !is_forced(head) &&
-         !is_forced(head + "/" + rows);
+  return y.rank == 2 && y.extent[1] > 1 && y.extent[1] <= Plan::longest && y.stride[1] == 1 &&
+         !is_forced(head) && !is_forced(head + "/" + rows);
 }
 
 /// Whether the chain is of these kinds, and all operands are of float.

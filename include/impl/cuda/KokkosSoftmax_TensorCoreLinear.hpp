@@ -38,9 +38,6 @@ inline StridedFloats strided_floats(const Matrix<const float>& m) {
 /// count.
 inline constexpr index_type shortest_split = 128;
 
-/// With more of them the softmax applies the transform, see above.
-inline constexpr index_type most_rows_of_epilogue = 64;
-
 /// A bound transform as the kernels take it; panels count from the first row and column of all.
 template <class Transform>
 struct TransformEpilogue {
@@ -82,7 +79,7 @@ struct TensorCoreGemm {
 
   template <class Transform, class Problem>
   static bool has_epilogue(const Kokkos::Cuda& exec, const Problem& p) {
-    if (p.x.rows > most_rows_of_epilogue) return false;
+    if (p.x.rows > 64) return false;
     check_cuda(cudaSetDevice(exec.cuda_device()), "cudaSetDevice");
     return epilogue_is_there<TransformEpilogue<Transform>>(exec.cuda_device());
   }

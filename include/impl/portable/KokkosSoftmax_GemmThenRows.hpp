@@ -402,10 +402,14 @@ inline constexpr bool multiplies_problem_v = requires {
   Gemm::multiplies_problem;
 };
 
+/// Whether a transform is fast enough to be applied by a GEMM, whose threads have many logits each.
+template <class Transform>
+inline constexpr bool is_worth_fusing_v = true;
+
 /// Whether a GEMM applies a transform to the logits before it writes them.
 template <class Gemm, class Transform>
 constexpr bool fuses() {
-  if constexpr (multiplies_problem_v<Gemm>) {
+  if constexpr (multiplies_problem_v<Gemm> && is_worth_fusing_v<Transform>) {
     return Gemm::template fuses<Transform>;
   } else {
     return false;

@@ -234,7 +234,8 @@ class PackedWeight:
     """The weights of a head (N x K), brought into the form in which they are multiplied, once for many calls.
 
     Allocates, and waits for the device; the array is not looked at again. Worth it for float32 on a GPU of compute
-    capability 9.0. The results have the same bits as with the array itself. Usable on any stream and thread.
+    capability 9.0. Usable on any stream and thread. Where the array itself is multiplied on the tensor cores too, the results
+    have the same bits as with it.
     """
 
     def __init__(self, weight: Array, *, stream=None):
