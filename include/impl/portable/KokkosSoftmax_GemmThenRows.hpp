@@ -396,6 +396,19 @@ class PrepareBatchNorms {
 
 struct LinearScratch;
 
+/// What does the softmax of a head made from a GEMM: its own list, or any.
+template <class Gemm>
+struct RowsOf {
+  using type = SoftmaxCandidates;
+};
+template <class Gemm>
+requires requires {
+  typename Gemm::Rows;
+}
+struct RowsOf<Gemm> {
+  using type = typename Gemm::Rows;
+};
+
 /// Whether a GEMM takes X and W of any layout, and the panels of W are its own business.
 template <class Gemm>
 inline constexpr bool multiplies_problem_v = requires {
@@ -559,10 +572,10 @@ struct GemmThenRows {
     if (!plan.y_holds_logits) logits.data = reinterpret_cast<Acc*>(scratch + plan.logits_at);
     const bool softmax_by_panels = !plan.y_holds_logits && !Problem::Head::has_statistics;
     const auto use = [&](const auto& problem) {
-      if constexpr (requires { typename Gemm::Rows; }) {
-        run_rows_by<typename Gemm::Rows>(exec, problem, p.softmax_step());
-      } else {
+      if constexpr (std::is_same_v<Rows, SoftmaxCandidates>) {
         run_rows(exec, problem, p.softmax_step());
+      } else {
+        run_rows_by<Rows>(exec, problem, p.softmax_step());
       }
     };
     const auto transform = prepared(exec, p, plan, scratch, true);
@@ -595,10 +608,10 @@ struct GemmThenRows {
       Gemm::reserve(exec);
     }
     const auto use = [&](const auto& problem) {
-      if constexpr (requires { typename Gemm::Rows; }) {
-        reserve_rows_by<typename Gemm::Rows>(exec, problem, p.softmax_step());
-      } else {
+      if constexpr (std::is_same_v<Rows, SoftmaxCandidates>) {
         reserve_rows(exec, problem, p.softmax_step());
+      } else {
+        reserve_rows_by<Rows>(exec, problem, p.softmax_step());
       }
     };
     BlasMatrix<Acc> logits = plan.logits;
@@ -612,6 +625,7 @@ struct GemmThenRows {
   }
 
  private:
+  using Rows = typename RowsOf<Gemm>::type;
   template <class Exec>
   using Pool = ScratchPool<typename Exec::memory_space, LinearScratch>;
 
