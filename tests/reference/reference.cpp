@@ -268,6 +268,10 @@ Step scale(Accumulator acc, double factor) {
   };
 }
 
+Step scale(Accumulator acc, std::function<double(Position)> factor) {
+  return [=](Logit logit, Position at) { return scale(acc, factor(at))(logit, at); };
+}
+
 Step temperature(Accumulator acc, std::vector<double> per_row) {
   return [=](Logit logit, Position at) {
     const long double t = acc.round(per_row[at.row]);

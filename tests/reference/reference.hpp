@@ -98,6 +98,7 @@ using Step = std::function<Logit(Logit, Position)>;
 using Chain = std::vector<Step>;
 
 Step scale(Accumulator acc, double factor);
+Step scale(Accumulator acc, std::function<double(Position)> factor);
 Step temperature(Accumulator acc, std::vector<double> per_row);
 Step keep_if(std::function<bool(std::int64_t, std::int64_t)> predicate);
 Step mask(std::function<bool(Position)> keep);

@@ -111,6 +111,17 @@ TYPED_TEST(Transforms, Bias) {
   }
 }
 
+TYPED_TEST(Transforms, ScaleByAView) {
+  for (auto c : transform_cases(Scalar::float32)) {
+    for (const auto& extents : broadcasts(c.extents)) {
+      const Operand<float, TypeParam> factor(extents,
+                                             random_values(Scalar::float32, product(extents), -2, 2, 25));
+      c.chain = {reference::scale(single, factor.at(c))};
+      check<float, float, 3>(TypeParam(), c, extents == c.extents, ks::scale(factor.template view<3>()));
+    }
+  }
+}
+
 // An additive mask: -inf in a bias drops a logit as well.
 TYPED_TEST(Transforms, BiasOfMinusInfinityMasks) {
   for (auto c : transform_cases(Scalar::float32)) {
