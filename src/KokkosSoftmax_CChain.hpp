@@ -484,8 +484,7 @@ namespace KokkosSoftmax::impl {
 template <>
 inline constexpr int batch_norms_v<c::BoundAnyChain> = c::max_steps;
 
-/// 64 x 8192 x 2048 on an H200: 110 us; 50 us where the softmax does it, with the same chain known at compile
-/// time.
+/// (64 rows, 2048 -> 8192 with bias and ReLU on one H200: 107 us, and 44 where the softmax does it.)
 template <>
 inline constexpr bool is_worth_fusing_v<c::BoundAnyChain> = false;
 
