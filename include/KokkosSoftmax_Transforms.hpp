@@ -754,8 +754,9 @@ struct GeluErfFunction {
     return gelu_by_erf(value);
   }
   template <class Ops, class Vector>
-  requires std::is_same_v<typename Ops::Acc, float>
-  static Vector with(const Vector& value) { return gelu_by_erf_of_vector<Ops>(value); }
+  static Vector with(const Vector& value) {
+    return gelu_by_erf_of_vector<Ops>(value);
+  }
 };
 
 struct GeluTanhFunction {

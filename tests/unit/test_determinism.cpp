@@ -106,7 +106,7 @@ class SameBits {
                                      kokkos_layout(Layout{{a.rows, columns_}, {row_stride, column_stride}}));
     };
     const StridedView<T, 1, Exec> lse(y.data() + y_offset, kokkos_layout(Layout{{a.rows}, {1}}));
-    const Exec fill_exec;
+    const Exec fill_exec{};
     Kokkos::parallel_for("fill", Range(fill_exec, 0, a.rows * columns_),
                          Fill<T>{x.data() + a.offset, columns_, row_stride, column_stride});
     fill_exec.fence();
@@ -164,7 +164,7 @@ std::int64_t large_batch(std::int64_t columns) {
 
 template <class T, class Exec>
 void check_batches(std::initializer_list<std::int64_t> lengths) {
-  const Exec exec;
+  const Exec exec{};
   for (auto operation : operations) {
     for (auto columns : lengths) {
       SameBits<T, Exec> same(operation, columns);
@@ -189,7 +189,7 @@ void check_batches(std::initializer_list<std::int64_t> lengths) {
 // values.
 template <class T, class Exec, class MakeTransform>
 void check_misalignments(std::initializer_list<std::int64_t> lengths, const MakeTransform& make_transform) {
-  const Exec exec;
+  const Exec exec{};
   constexpr int places = 16 / sizeof(T);
   for (auto operation : operations) {
     for (auto columns : lengths) {
@@ -261,7 +261,7 @@ TYPED_TEST(Determinism, EveryMisalignmentWithABias) {
 // each that is ever chosen by itself for these shapes, and those of the same arrangement that differ by the
 // number of rows alone.
 TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgrees) {
-  const TypeParam exec;
+  const TypeParam exec{};
   for (auto operation : operations) {
     for (std::int64_t columns : {1000, 50257, 128255}) {
       std::vector<std::string> chosen;
@@ -280,7 +280,7 @@ TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgrees) {
 }
 
 TYPED_TEST(Determinism, OnAnotherInstance) {
-  const TypeParam exec;
+  const TypeParam exec{};
   if (exec.concurrency() < 2) GTEST_SKIP() << "too few threads to divide";
   const auto parts = Kokkos::Experimental::partition_space(exec, 1, 1);
   for (auto operation : operations) {
