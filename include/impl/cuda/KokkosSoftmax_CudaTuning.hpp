@@ -24,7 +24,7 @@ struct ReductionPlan {
   static constexpr int threads = shares * 32;
 
   index_type slices;  ///< of a row
-  int slice_columns;  ///< of every slice but the last, which may have fewer; a multiple of 16 bytes
+  int slice_columns;  ///< of every slice but the last, which may have fewer; a multiple of 128 bytes
   /// A row is read twice, the second time as far as possible from L2: its slices would fill the rings of the
   /// whole grid before the first of them could be finished.
   bool reads_twice;
@@ -39,7 +39,7 @@ struct ReductionPlan {
 
   template <class In>
   static constexpr ReductionPlan of(index_type columns) {
-    constexpr index_type width = 16 / sizeof(In);
+    constexpr index_type width = 128 / sizeof(In);
     const index_type largest = largest_slice_bytes / static_cast<int>(sizeof(In));
     const index_type wanted = (columns + largest - 1) / largest;
     // Slices of one length: a short last one would hold a slot that is mostly empty.

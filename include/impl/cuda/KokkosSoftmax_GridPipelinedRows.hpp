@@ -38,28 +38,33 @@ struct GridPipelinedShape {
   static constexpr int warps_of_group = ReductionPlan::shares;
   static constexpr int finishing_threads = ReductionPlan::threads;
   static constexpr int threads = (2 * warps_of_group + 3) * 32;
-  static constexpr int slot_alignment = 128;
+#ifndef KSLINE
+#define KSLINE 128
+#endif
+  static constexpr int line = KSLINE;  ///< bytes: what lies in a line of memory lies in a line of its slot
   static constexpr int copy_alignment = 16;
 
-  /// Copies to slots under way at once: more only queue before memory, and the longer a copy takes, the
-  /// longer wait the other slices of its row. (2 and 3 on one H200, fractions of a copy: 1 GiB of float,
-  /// 32768 columns 0.945 and 0.950, 131072 columns 0.954 and 0.959; of bfloat16 0.925 and 0.931, 0.932 both.
-  /// Without a limit 0.952 and 0.936 for float.)
-  static constexpr int most_copies = 3;
+  /// Bytes of copies to slots under way at once: more only queue before memory, and the longer a copy takes,
+  /// the longer wait the other slices of its row. (Two and three slices of 32 KB on one H200, fractions of a
+  /// copy: 1 GiB of float, 32768 columns 0.945 and 0.950, 131072 columns 0.954 and 0.959; of bfloat16 0.925
+  /// and 0.931, 0.932 both. Without a limit 0.952 and 0.936 for float.)
+  static constexpr int most_bytes_under_way = 3 * 32 * 1024;
 
   index_type slices;    ///< of a row
   double rows_a_slice;  ///< 1 / slices
   int slice_columns;
   int slots;  ///< a multiple of the parties
   int slot_bytes;
+  int most_copies;  ///< to slots under way at once
   /// Groups of publishers that slots are dealt to in turn: each sees every phase of its slots' barriers, and
   /// an end of its own.
   int parties;
   bool rereads;
+  bool whole_rows;  ///< a ticket is for all slices of a row, and no other block has to hear of them
 
   /// Tickets of a launch.
   KOKKOS_FORCEINLINE_FUNCTION index_type tickets(index_type rows) const {
-    return rereads ? (rows + 1) * 2 * slices : rows * slices;
+    return whole_rows ? rows : rereads ? (rows + 1) * 2 * slices : rows * slices;
   }
   /// index / slices and the rest: a division of 64 bits would take the producer's one thread longer than all
   /// else that it does.
@@ -100,11 +105,23 @@ struct SliceInSlot {
     constexpr auto alignment = static_cast<std::uintptr_t>(GridPipelinedShape::copy_alignment);
     return static_cast<int>(-reinterpret_cast<std::uintptr_t>(y) % alignment);
   }
+  /// Bytes of the slot before the outputs: they stay where the inputs were if a bulk copy can start there.
+  __device__ int bytes_before_outputs() const {
+    const auto in_line = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % GridPipelinedShape::line);
+    return (in_line - shift) % GridPipelinedShape::copy_alignment == 0 ? shift : in_line;
+  }
 };
 
+/// The same number, of which the compiler knows nothing: it would find the columns of all elements of a lane
+/// before the loop over slices and spill them, where one column and constant offsets do.
+__device__ __forceinline__ int opaque(int number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
 /// Turns a slice in its slot into its outputs. Which lane does what moves no bits. Outputs as large as the
-/// inputs stay in the slot, each at its element's distance from a boundary in y, but for the few before the
-/// first boundary and behind the last, which go to y; others go to y all.
+/// inputs stay in the slot, but for the few before the first boundary of y and behind the last, which go to y;
+/// others go to y all.
 template <class Problem>
 struct SliceWriter {
   using In = typename Problem::In;
@@ -118,8 +135,18 @@ struct SliceWriter {
   static constexpr int width = GridPipelinedShape::copy_alignment / larger_scalar;  ///< elements of a vector
   static constexpr int unit = Registers::unit;
   static constexpr int most_columns = ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In));
+  /// (In words: the compiler gives each half or bfloat16 a register.)
   struct alignas(width * sizeof(In)) InVector {
-    In e[width];
+    unsigned word[width * sizeof(In) / 4];
+    __device__ In element(int i) const {
+      if constexpr (sizeof(In) == 2) {
+        return bits_as<In>(static_cast<unsigned short>(word[i / 2] >> i % 2 * 16));
+      } else {
+        In e[width];
+        memcpy(e, word, sizeof(e));
+        return e[i];
+      }
+    }
   };
   struct alignas(width * sizeof(Out)) OutVector {
     Out e[width];
@@ -188,16 +215,33 @@ struct SliceWriter {
   __device__ int head() const {
     return min((width - x_phase()) % width, slice.columns);
   }
+  __device__ In* x() const {
+    return reinterpret_cast<In*>(slot + slice.shift);
+  }
 
-  /// `output_of_unit()` gives the function for elements that lie as in SliceRegisters: those of a thread in
-  /// one share.
+  /// The elements before `first` and those from `last` on, fewer than a vector each: lanes of the first warp
+  /// have the one, of the second the other.
+  struct End {
+    bool exists;
+    int column;
+    Acc value;
+  };
+  template <class ScalarOutput>
+  __device__ End end_of(int first, int last, const ScalarOutput& scalar_output) const {
+    End end{false, warp == 0 ? lane : last + lane, 0};
+    end.exists = warp == 0 ? lane < first : warp == 1 && end.column < slice.columns;
+    if (end.exists) end.value = scalar_output(end.column, x()[end.column]);
+    return end;
+  }
+
+  /// `output_of_unit()` gives the function for elements a multiple of a round of the shares apart.
   template <class VectorOutput, class ScalarOutput, class OutputOfUnit, class Release>
   __device__ void write(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
                         const OutputOfUnit& output_of_unit, const Release& release) const {
     if (x_phase() == y_phase()) {
       write_vectors(vector_output, scalar_output, release);
     } else {
-      write_units(output_of_unit(), release);
+      write_units(output_of_unit(), scalar_output, release);
     }
   }
 
@@ -205,32 +249,26 @@ struct SliceWriter {
   __device__ void write_vectors(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
                                 const Release& release) const {
     constexpr int steps = most_columns / width / threads;
-    In* const x = reinterpret_cast<In*>(slot + slice.shift);
     Out* const y = slice.y;
     const int first = head();
     const int vectors = (slice.columns - first) / width;
-    const int tail = slice.columns - first - vectors * width;
     InVector held[steps];
-    InVector* const from = reinterpret_cast<InVector*>(x + first);
+    InVector* const from = reinterpret_cast<InVector*>(x() + first);
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
       const int at = i * threads + thread();
       if (at < vectors) held[i] = from[at];
     }
-    // The ends, fewer than a vector each: lanes of the first warp write the one, of the second the other.
-    const int end = warp == 0 ? lane : first + vectors * width + lane;
-    const bool has_end = (warp == 0 && lane < first) || (warp == 1 && lane < tail);
-    Acc at_end = 0;
-    if (has_end) at_end = scalar_output(end, x[end]);
+    const End end = end_of(first, first + vectors * width, scalar_output);
     if constexpr (!through_slot) release();
-    if (has_end) y[end] = store_as<Out>(at_end);
+    if (end.exists) y[end.column] = store_as<Out>(end.value);
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
       const int at = i * threads + thread();
       if (at < vectors) {
         Acc value[width];
 #pragma unroll
-        for (int j = 0; j < width; ++j) value[j] = vector_output(first + at * width + j, j, held[i].e[j]);
+        for (int j = 0; j < width; ++j) value[j] = vector_output(first + at * width + j, j, held[i].element(j));
         OutVector out;
         round_vector(value, out);
         if constexpr (through_slot) {
@@ -243,49 +281,110 @@ struct SliceWriter {
     if constexpr (through_slot) release();
   }
 
-  /// Where x and y lie differently. Neighbouring lanes have neighbouring elements, or pairs of 16 bits; an
-  /// eighth of a slice is read before any of it is written, and the eighths in the order in which none is
-  /// written to the place of one that is still to be read.
-  template <class Output, class Release>
-  __device__ void write_units(const Output& output, const Release& release) const {
-    constexpr int steps = most_columns / unit / threads / 8;
-    constexpr int part_columns = most_columns / 8;
-    const In* const x = reinterpret_cast<const In*>(slot + slice.shift);
-    Out* const y = slice.y;
-    const int columns = slice.columns;
-    const int first = min(slice.bytes_before_boundary() / static_cast<int>(sizeof(Out)), columns);
-    const int last = first + (columns - first) / width * width;
-    Out* const placed = reinterpret_cast<Out*>(slot) + y_phase();
-    const bool moves_up = y_phase() > x_phase();
-#pragma unroll 1
-    for (int part = 0; part < 8; ++part) {
-      const int begin = (moves_up ? 7 - part : part) * part_columns + thread() * unit;
-      In held[steps][unit];
-#pragma unroll
-      for (int i = 0; i < steps; ++i) {
-#pragma unroll
-        for (int j = 0; j < unit; ++j) {
-          const int c = begin + i * threads * unit + j;
-          if (c < columns) held[i][j] = x[c];
-        }
-      }
-      if constexpr (through_slot) barrier_sync(1, threads);
-#pragma unroll
-      for (int i = 0; i < steps; ++i) {
-#pragma unroll
-        for (int j = 0; j < unit; ++j) {
-          const int c = begin + i * threads * unit + j;
-          if (c >= columns) continue;
-          const Out out = store_as<Out>(output(c, held[i][j]));
-          if (through_slot && c >= first && c < last) {
-            placed[c] = out;
-          } else {
-            y[c] = out;
-          }
-        }
+  /// Where x and y lie differently.
+  template <class Output, class ScalarOutput, class Release>
+  __device__ void write_units(const Output& output, const ScalarOutput& scalar_output,
+                              const Release& release) const {
+    if constexpr (!through_slot) {
+      const In* const from = x();
+#pragma unroll 4
+      for (int c = thread(); c < slice.columns; c += threads) slice.y[c] = store_as<Out>(output(c, from[c]));
+    } else {
+      const int first = min(slice.bytes_before_boundary() / static_cast<int>(sizeof(Out)), slice.columns);
+      const End end = end_of(first, first + (slice.columns - first) / width * width, scalar_output);
+      if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
+      if constexpr (unit == 2) {
+        move_pairs(output);
+      } else {
+        move_scalars(output);
       }
     }
     release();
+  }
+
+  /// An eighth of a slice is read before any of it is written, and the eighths in the order in which none is
+  /// written to the place of one that is still to be read.
+  template <class Output>
+  __device__ void move_scalars(const Output& output) const {
+    constexpr int part_columns = most_columns / 8;
+    constexpr int steps = part_columns / threads;
+    const int place = slice.bytes_before_outputs();
+    Out* const to = reinterpret_cast<Out*>(slot + place);
+#pragma unroll 1
+    for (int part = 0; part < 8; ++part) {
+      const int begin = (place > slice.shift ? 7 - part : part) * part_columns + thread();
+      In held[steps];
+#pragma unroll
+      for (int i = 0; i < steps; ++i) {
+        const int c = begin + i * threads;
+        if (c < slice.columns) held[i] = x()[c];
+      }
+      barrier_sync(1, threads);
+#pragma unroll
+      for (int i = 0; i < steps; ++i) {
+        const int c = begin + i * threads;
+        if (c < slice.columns) to[c] = store_as<Out>(output(c, held[i]));
+      }
+    }
+  }
+
+  /// Of 16 bits: pairs as they lie in the words of the slot. If the words of y pair other neighbours, a lane
+  /// makes one of the halves of two lanes. All of the slice is in registers before any of it is written.
+  template <class Output>
+  __device__ void move_pairs(const Output& output) const {
+    constexpr int steps = most_columns / unit / threads + 1;
+    constexpr bool has_transform = !std::is_same_v<typename Problem::Transform, BoundIdentity>;
+    const int columns = slice.columns;
+    const int place = slice.bytes_before_outputs();
+    const int before = slice.shift / 2 % 2;  // halves of the first word before the slice
+    const bool regroups = before != place / 2 % 2;
+    const int words = (columns + before + 1) / 2;
+    const int words_of_warp = (words + threads - 1) / threads * 32;
+    const int word = warp * words_of_warp + lane;
+    const int left = min(words_of_warp - lane, words - word);
+    const auto* const from = reinterpret_cast<const unsigned*>(slot + slice.shift - 2 * before) + word;
+    const auto output_of = [&](int column, unsigned bits) {
+      const In held = bits_as<In>(static_cast<unsigned short>(bits));
+      if (has_transform && static_cast<unsigned>(column) >= static_cast<unsigned>(columns)) return Acc(0);
+      return static_cast<Acc>(output(column, held));
+    };
+    unsigned out[steps];
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      if (i * 32 >= words_of_warp) break;
+      const int at = min(i * 32, left - 1);
+      const unsigned pair = from[at];
+      const int column = 2 * (word + at) - before;
+      out[i] = rounded_pair<Out>(output_of(column, pair & 0xffffu), output_of(column + 1, pair >> 16));
+    }
+    barrier_sync(1, threads);
+    const int still_left = opaque(left);
+    if (!regroups) {
+      auto* const to = reinterpret_cast<unsigned*>(slot + place - 2 * before) + word;
+#pragma unroll
+      for (int i = 0; i < steps; ++i) {
+        if (i * 32 < still_left) to[i * 32] = out[i];
+      }
+      return;
+    }
+    // Of the word that two warps have a half of, each writes its own.
+    auto* const to = reinterpret_cast<unsigned*>(slot + place - 2 * before - 2) + word;
+    unsigned of_last_lane = 0;
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      if (i * 32 >= words_of_warp) break;
+      const unsigned of_previous_lane = __shfl_sync(0xffffffffu, out[i], (lane + 31) % 32);
+      const unsigned previous = lane == 0 ? of_last_lane : of_previous_lane;
+      of_last_lane = of_previous_lane;
+      if (i * 32 < still_left) {
+        if (i > 0 || lane > 0) {
+          to[i * 32] = __funnelshift_l(previous, out[i], 16);
+        } else if (word > 0 || before == 0) {
+          reinterpret_cast<unsigned short*>(to)[1] = static_cast<unsigned short>(out[i]);
+        }
+        if (i * 32 == still_left - 1) reinterpret_cast<unsigned short*>(to + i * 32 + 1)[0] = out[i] >> 16;
+      }
+    }
   }
 
   __device__ static void round_vector(const Acc (&value)[width], OutVector& out) {
@@ -330,13 +429,6 @@ struct RingCursor {
   }
 };
 
-/// The same number, of which the compiler knows nothing: it would find the columns of all elements of a lane
-/// before the loop over slices and spill them, where one column and constant offsets do.
-__device__ __forceinline__ int opaque(int number) {
-  asm volatile("" : "+r"(number));
-  return number;
-}
-
 template <class Problem>
 struct GridPipelinedBlock {
   using In = typename Problem::In;
@@ -368,49 +460,64 @@ struct GridPipelinedBlock {
     const index_type tickets = shape.tickets(problem.geometry.rows);
     RingCursor at{0, 1}, copied;
     int copies = 0;
-    const int most_copies = min(GridPipelinedShape::most_copies, shape.slots);
+    index_type position = 0, slice = 0, left = 0;  // slices of the ticket
+    SliceUse use = writes_rows() ? SliceUse::hold : SliceUse::publish;
     for (;;) {
       mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
-      if (copies == most_copies) {
+      if (copies == shape.most_copies) {
         mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
         copied.advance(shape.slots);
         --copies;
       }
-      const auto ticket = static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
+      if (left == 0) {
+        const auto ticket = static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
+        if (ticket >= tickets) {
+          end(ticket == tickets + gridDim.x - 1, at);
+          return;
+        }
+        left = 1;
+        if (shape.whole_rows) {
+          position = ticket;
+          slice = 0;
+          left = shape.slices;
+        } else if (!shape.rereads) {
+          shape.divide(ticket, position, slice);
+        } else {
+          // Rows in phases: a slice of one to publish and one of the row before to finish in turn, the last
+          // slices first, since they are the ones still in L2.
+          const bool publishes = ticket % 2 == 0;
+          shape.divide(ticket / 2, position, slice);
+          use = SliceUse::publish;
+          if (!publishes) {
+            use = SliceUse::finish;
+            --position;
+            slice = shape.slices - 1 - slice;
+          }
+          if (position < 0 || position >= problem.geometry.rows) {
+            left = 0;
+            continue;
+          }
+        }
+      }
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      if (ticket >= tickets) {
-        // Every block draws one such ticket; who draws the last one leaves all ready for the next launch.
-        if (ticket == tickets + gridDim.x - 1) {
-          workspace.header->next_ticket = 0;
-          workspace.end_launch(epoch);
-        }
-        for (int end = 0; end < shape.parties; ++end) {
-          if (end > 0) mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
-          ring[at.slot].slice.use = SliceUse::end;
-          mbarrier_arrive(&ring[at.slot].full);
-          at.advance(shape.slots);
-        }
-        return;
-      }
-      index_type position, slice;
-      SliceUse use = writes_rows() ? SliceUse::hold : SliceUse::publish;
-      if (!shape.rereads) {
-        shape.divide(ticket, position, slice);
-      } else {
-        // Rows in phases: a slice of one to publish and one of the row before to finish in turn, the last
-        // slices first, since they are the ones still in L2.
-        const bool publishes = ticket % 2 == 0;
-        shape.divide(ticket / 2, position, slice);
-        use = SliceUse::publish;
-        if (!publishes) {
-          use = SliceUse::finish;
-          --position;
-          slice = shape.slices - 1 - slice;
-        }
-        if (position < 0 || position >= problem.geometry.rows) continue;
-      }
       fill(at.slot, position, slice, use);
+      ++slice;
+      --left;
       ++copies;
+      at.advance(shape.slots);
+    }
+  }
+
+  /// Every block draws one ticket that is none; who draws the last one leaves all ready for the next launch.
+  __device__ void end(bool is_last, RingCursor at) const {
+    if (is_last) {
+      workspace.header->next_ticket = 0;
+      workspace.end_launch(epoch);
+    }
+    for (int party = 0; party < shape.parties; ++party) {
+      if (party > 0) mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
+      ring[at.slot].slice.use = SliceUse::end;
+      mbarrier_arrive(&ring[at.slot].full);
       at.advance(shape.slots);
     }
   }
@@ -429,7 +536,8 @@ struct GridPipelinedBlock {
     in.columns = static_cast<int>(columns);
     in.use = use;
     in.last_of_row = slice == shape.slices - 1;
-    // From the boundary of 16 bytes before the slice to the one after it. Both stay on the pages of the row,
+    // From the boundary of 16 bytes before the slice to the one after it, to the same place of a line: copies
+    // whose lines lie across two are slower. Both stay on the pages of the row,
     // but what follows the last row may not be memory of anyone: there the copy ends at the boundary before,
     // and ordinary loads bring the rest.
     const auto begin = reinterpret_cast<std::uintptr_t>(x);
@@ -437,8 +545,8 @@ struct GridPipelinedBlock {
     const std::uintptr_t copy_begin = begin / 16 * 16;
     const bool ends_memory = position == g.rows - 1 && in.last_of_row;
     const std::uintptr_t copy_end = ends_memory ? end / 16 * 16 : (end + 15) / 16 * 16;
-    in.shift = static_cast<int>(begin - copy_begin);
-    char* to = slot(s);
+    in.shift = static_cast<int>(begin % GridPipelinedShape::line);
+    char* const to = slot(s) + copy_begin % GridPipelinedShape::line;
     if (copy_end < end) {
       for (const In* p = reinterpret_cast<const In*>(max(copy_end, begin)); p < x + columns; ++p)
         *reinterpret_cast<In*>(to + (reinterpret_cast<std::uintptr_t>(p) - copy_begin)) = *p;
@@ -460,15 +568,18 @@ struct GridPipelinedBlock {
         if (lane == 0) mbarrier_arrive(&ring[at.slot].ready);
         return;
       }
+      if (shape.whole_rows) {
+        collect_row(at);
+        at.advance(shape.slots, static_cast<int>(shape.slices) - 1);
+        continue;
+      }
       const index_type position = in.position;
       Out* const y = in.y;
       const bool last = in.last_of_row;
       __syncwarp();
       if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
-      const bool collects = shape.slices > 1 && (use != SliceUse::publish || (last && !writes_rows()));
-      if (!collects) {
-        // (A row of one slice has its result from a publisher.)
-        if (lane == 0 && use == SliceUse::publish) mbarrier_arrive(&ring[at.slot].ready);
+      if (use == SliceUse::publish && (!last || writes_rows())) {
+        if (lane == 0) mbarrier_arrive(&ring[at.slot].ready);
         continue;
       }
       if (position != have) {
@@ -481,6 +592,28 @@ struct GridPipelinedBlock {
         mbarrier_arrive(&ring[at.slot].ready);
       }
     }
+  }
+
+  /// The result of a row that begins in a slot and has all its slices in this block.
+  __device__ void collect_row(const RingCursor& first) const {
+    const int slices = static_cast<int>(shape.slices);
+    RingCursor at = first, mine = first;
+    for (int i = 0; i < slices; ++i) {
+      mbarrier_wait_parity(&ring[at.slot].reduced, at.parity);
+      at.advance(shape.slots);
+    }
+    // Lane l has slice l, as with every other way to join them.
+    const int slice = lane % lanes_of_slices(slices);
+    mine.advance(shape.slots, min(slice, slices - 1));
+    GridPipelinedSlot<Problem>& held = ring[mine.slot];
+    auto total = PartialSoftmax<Acc>::none();
+    if (slice < slices) total = join_shares<Acc>([&](int share) { return held.of_warp[share]; });
+    const SlicedRowResult<Problem> result(problem.operation, join_lanes_of_slices(total, slices));
+    if (lane >= slices) return;
+    held.of_row = result;
+    if (lane == 0 && !writes_rows()) *held.slice.y = store_as<Out>(result.logsumexp());
+    mbarrier_arrive(&held.empty);
+    mbarrier_arrive(&held.ready);
   }
 
   /// A warp of a group of publishers.
@@ -514,41 +647,35 @@ struct GridPipelinedBlock {
   __device__ void publish_slice(const RingCursor& at, int warp, bool joins) const {
     const SliceInSlot<Problem>& in = ring[at.slot].slice;
     char* const data = slot(at.slot) + in.shift;
-    PartialSoftmax<Acc> found;
-    const bool keeps_exponentials = in.use == SliceUse::hold && problem.operation == Operation::softmax;
-    const bool keeps_logits = has_transform && in.use == SliceUse::hold && !keeps_exponentials;
-    with_quarters<In>(in.columns, [&](auto quarters) {
-      SliceRegisters<Problem, decltype(quarters)::value> mine;
-      mine.load(reinterpret_cast<const In*>(data), in.columns, warp, opaque(lane),
-                problem.transform.at_row(in.row), in.first_column);
-      found = mine.reduce([&]([[maybe_unused]] int i, [[maybe_unused]] Acc value, [[maybe_unused]] Acc e) {
-        if constexpr (writes_back) {
-          const int c = mine.column(i, warp, lane);
-          if ((keeps_exponentials || keeps_logits) && (mine.is_whole(i / mine.unit) || c < in.columns))
-            reinterpret_cast<Acc*>(data)[c] = keeps_exponentials ? e : value;
-        }
-      });
+    [[maybe_unused]] const bool keeps_exponentials =
+        in.use == SliceUse::hold && problem.operation == Operation::softmax;
+    SliceRegisters<Problem> mine;
+    mine.load(reinterpret_cast<const In*>(data), in.columns, warp, opaque(lane),
+              problem.transform.at_row(in.row), in.first_column);
+    [[maybe_unused]] Acc* const back = reinterpret_cast<Acc*>(data) + mine.column(0, warp, lane);
+    [[maybe_unused]] const auto write_back = [&](int i, Acc value) {
+      if (i * mine.stride < mine.left) back[i * mine.stride] = value;  // the unit is one scalar here
+    };
+    if constexpr (writes_back && has_transform) {
+      if (in.use == SliceUse::hold && problem.operation == Operation::log_softmax) {
+#pragma unroll
+        for (int i = 0; i < mine.count; ++i) write_back(i, mine.value(i));
+      }
+    }
+    const PartialSoftmax<Acc> found = mine.reduce([&]([[maybe_unused]] int i, [[maybe_unused]] Acc e) {
+      if constexpr (writes_back) {
+        if (keeps_exponentials) write_back(i, e);
+      }
     });
     if (lane == 0) ring[at.slot].of_warp[warp] = found;
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
-    if (!joins) return;
+    if (!joins || shape.whole_rows) return;
     mbarrier_wait_parity(&ring[at.slot].reduced, at.parity);
     const PartialSoftmax<Acc> of_slice =
         join_lanes<warps_of_group>(ring[at.slot].of_warp[lane % warps_of_group]);
     if (lane != 0) return;
-    if (shape.slices > 1) {
-      PartialWords<Acc>::publish(words_of(in.position) + in.first_column / shape.slice_columns, of_slice,
-                                 tag());
-      return;
-    }
-    const SlicedRowResult<Problem> result(problem.operation, of_slice);
-    if (writes_rows()) {
-      ring[at.slot].of_row = result;
-      mbarrier_arrive(&ring[at.slot].ready);
-    } else {
-      *in.y = store_as<Out>(result.logsumexp());
-    }
+    PartialWords<Acc>::publish(words_of(in.position) + in.first_column / shape.slice_columns, of_slice, tag());
   }
 
   /// A warp of the finishers.
@@ -616,9 +743,8 @@ struct GridPipelinedBlock {
         mbarrier_arrive(&held.empty);
         continue;
       }
-      // From the boundary at or behind the slot's begin that the first boundary of y has its place at.
       cp_async_bulk_store(reinterpret_cast<char*>(in.y) + before,
-                          slot(at.slot) + (before > 0 ? GridPipelinedShape::copy_alignment : 0),
+                          slot(at.slot) + in.bytes_before_outputs() + before,
                           static_cast<std::uint32_t>(bytes));
       free_last(std::integral_constant<int, 1>{});
       read_next = &held.empty;
@@ -696,7 +822,7 @@ struct GridPipelinedRows {
   /// With parameters of the caller's choice: for the program that finds the tuning.
   template <class Problem>
   static void run_with(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
-                       int slots = GridPipelinedShape::most_slots) {
+                       int slots = GridPipelinedShape::most_slots, int v = 0) {
     using In = typename Problem::In;
     const auto kernel = &grid_pipelined_rows_kernel<Problem>;
     const CooperativeLimits& device = limits(exec, kernel);
@@ -704,19 +830,22 @@ struct GridPipelinedRows {
     shape.slices = plan.slices;
     shape.rows_a_slice = 1.0 / static_cast<double>(plan.slices);
     shape.slice_columns = plan.slice_columns;
-    constexpr int alignment = GridPipelinedShape::slot_alignment;
-    // A slice that starts off a boundary takes up to 16 bytes more.
-    const int more = is_aligned(problem) ? 0 : GridPipelinedShape::copy_alignment;
-    shape.slot_bytes =
-        (plan.slice_columns * static_cast<int>(sizeof(In)) + more + alignment - 1) / alignment * alignment;
+    // A slice that starts within a line ends within one more.
+    shape.slot_bytes = plan.slice_columns * static_cast<int>(sizeof(In)) +
+                       (begins_with_lines(problem) ? 0 : GridPipelinedShape::line);
     constexpr int known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     shape.parties = problem.operation == Operation::logsumexp ? 2 : 1;
     shape.slots = std::min({slots, device.shared_bytes / (shape.slot_bytes + known_bytes),
                             GridPipelinedShape::most_slots}) /
                   shape.parties * shape.parties;
+    shape.most_copies = std::min(std::max(3, GridPipelinedShape::most_bytes_under_way / shape.slot_bytes), shape.slots);
     shape.rereads =
         problem.operation != Operation::logsumexp &&
         (plan.reads_twice || plan.slices > static_cast<index_type>(device.multiprocessors) * shape.slots);
+    shape.whole_rows = plan.slices <= shape.slots / 2;
+    if (v & 1) shape.whole_rows = plan.slices == 1;
+    if (v & 2) shape.most_copies = 3;
+    if (v & 4) shape.whole_rows = plan.slices <= shape.slots * 2 / 3;
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
       launch_cooperatively(exec, kernel, device.multiprocessors, GridPipelinedShape::threads,
                            static_cast<std::size_t>(shape.slots) * (shape.slot_bytes + known_bytes), problem,
@@ -731,10 +860,10 @@ struct GridPipelinedRows {
   }
 
  private:
-  /// Whether each slice of x and y starts at a boundary of 16 bytes.
+  /// Whether each slice of x and y starts with a line of memory.
   template <class Problem>
-  static bool is_aligned(const Problem& problem) {
-    constexpr index_type alignment = GridPipelinedShape::copy_alignment;
+  static bool begins_with_lines(const Problem& problem) {
+    constexpr index_type alignment = GridPipelinedShape::line;
     const RowGeometry& g = problem.geometry;
     const auto starts_there = [&](const auto* data, const index_type* strides) {
       bool all = reinterpret_cast<std::uintptr_t>(data) % alignment == 0;

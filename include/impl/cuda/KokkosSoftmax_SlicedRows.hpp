@@ -34,21 +34,16 @@ struct ShareSum;
 
 template <>
 struct ShareSum<float> {
-  std::int64_t units;  ///< of 2^-40: a share's sum is 1 at least, and has 2048 terms at most
+  FixedPointSum sum;
 
-  __device__ static ShareSum none() { return {0}; }
-  __device__ static ShareSum of(float term) {
-    const double shifter = 0x1.8p12;  // has units in the last place
-    return {bits_as<std::int64_t>(static_cast<double>(term) + shifter) - bits_as<std::int64_t>(shifter)};
+  __device__ static ShareSum none() { return {{0, 0}}; }
+  __device__ static ShareSum of(float term) { return {FixedPointSum::of(term)}; }
+  __device__ void join(const ShareSum& other) {
+    sum.high += other.sum.high;
+    sum.low += other.sum.low;
   }
-  __device__ void join(const ShareSum& other) { units += other.units; }
-  __device__ ShareSum of_warp() const {
-    constexpr int low_bits = 26;
-    const auto low = static_cast<std::uint32_t>(units) & ((1u << low_bits) - 1);
-    const auto high = static_cast<std::uint32_t>(units >> low_bits);
-    return {(static_cast<std::int64_t>(redux_add(high)) << low_bits) + redux_add(low)};
-  }
-  __device__ ExactSum<float> exact() const { return {static_cast<double>(units) * 0x1p-40}; }
+  __device__ ShareSum of_warp() const { return {{redux_add(sum.high), redux_add(sum.low)}}; }
+  __device__ ExactSum<float> exact() const { return {sum.exact()}; }
 };
 
 template <>
@@ -69,9 +64,9 @@ struct ShareSum<double> {
   }
 };
 
-/// A lane's part of a share, in registers. `quarters` says how many quarters of the largest slice the slice
-/// reaches into (with_quarters), 4, or 3 and fewer.
-template <class Problem, int quarters = 4>
+/// A lane's part of a share, in registers: of a slice that reaches into so many eighths of the largest one at
+/// most. Eighths that a slice does not reach into cost nothing.
+template <class Problem, int eighths = 8>
 struct SliceRegisters {
   using In = typename Problem::In;
   using Out = typename Problem::Out;
@@ -79,20 +74,23 @@ struct SliceRegisters {
   /// Scalars that a lane takes at once: of 16 bits two, so that a warp's access has 4 bytes a lane.
   static constexpr int unit = sizeof(In) == 2 ? 2 : 1;
   static constexpr int stride = ReductionPlan::threads * unit;
-  static constexpr int steps_of_quarter =
-      ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In)) / stride / 4;
-  static constexpr int steps = quarters * steps_of_quarter;
+  static constexpr int columns_of_eighth =
+      ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In)) / 8;
+  static constexpr int steps_of_eighth = columns_of_eighth / stride;
+  static constexpr int count_of_eighth = steps_of_eighth * unit;
+  static constexpr int steps = eighths * steps_of_eighth;
   static constexpr int count = steps * unit;
   /// Pairs of 16 bits without a transform stay as they are until they are used: half the registers.
   static constexpr bool packed =
       unit == 2 && std::is_same_v<Acc, float> && std::is_same_v<typename Problem::Transform, BoundIdentity>;
+  using Exponential = std::conditional_t<packed, ExponentialOf16Bits<In>, ExponentialBelow<Acc>>;
 
   std::conditional_t<packed, unsigned, Acc> held[packed ? steps : count];
+  int columns;  ///< of the slice
+  int left;     ///< of these from the lane's first on
 
   /// The first column of the slice that a lane of a share has in step i.
   __device__ static int column(int i, int share, int lane) { return i * stride + (share * 32 + lane) * unit; }
-  /// Whether a step needs no look at the end of the slice.
-  __device__ static constexpr bool is_whole(int i) { return quarters == 4 && i < 3 * steps_of_quarter; }
   /// The share that a column of the slice belongs to.
   __device__ static int share_of(int column) { return column / (32 * unit) % ReductionPlan::shares; }
 
@@ -104,24 +102,36 @@ struct SliceRegisters {
     }
   }
 
-  /// Reads and transforms; past the end of the slice -inf. `slice` is at least as aligned as In.
-  template <class TransformRow>
-  __device__ void load(const In* slice, int columns, int share, int lane, const TransformRow& transform,
-                       index_type first_column) {
-    if (unit == 2 && reinterpret_cast<std::uintptr_t>(slice) % 4 != 0) {
-      load_units<true>(slice, columns, share, lane, transform, first_column);
-    } else {
-      load_units<false>(slice, columns, share, lane, transform, first_column);
+  /// Calls use with the first step of each eighth that the slice reaches into.
+  template <class Use>
+  __device__ __forceinline__ void in_eighths(const Use& use) const {
+#pragma unroll
+    for (int i = 0; i < eighths; ++i) {
+      if (i * columns_of_eighth >= columns) break;
+      use(i * steps_of_eighth);
     }
   }
 
-  /// The (max, sum) of the warp's share, the same in all lanes. `each(i, value, exponential)` sees every
-  /// element, with exp(value - max), uncorrected (ExponentialBelow).
+  /// Reads and transforms; past the end of the slice -inf. `slice` is at least as aligned as In.
+  template <class TransformRow>
+  __device__ void load(const In* slice, int columns_, int share, int lane, const TransformRow& transform,
+                       index_type first_column) {
+    const int first = column(0, share, lane);
+    columns = columns_;
+    left = columns - first;
+    if (unit == 2 && reinterpret_cast<std::uintptr_t>(slice) % 4 != 0) {
+      load_eighths<true>(slice + first, transform, first_column + first);
+    } else {
+      load_eighths<false>(slice + first, transform, first_column + first);
+    }
+  }
+
+  /// The (max, sum) of the warp's share, the same in all lanes. `each(i, exponential)` sees the exponential of
+  /// every element below the maximum, uncorrected (ExponentialBelow).
   template <class Each>
   __device__ PartialSoftmax<Acc> reduce(const Each& each) {
     const Acc max = maximum();
-    const ExponentialBelow<Acc> exponential(finite(max));
-    return share(max, exponential, sum(exponential, each));
+    return share(max, sum(max, each));
   }
 
   // The same in steps, for several warps that have a part of a share each.
@@ -131,22 +141,26 @@ struct SliceRegisters {
     Acc max = -largest_v<Acc>;
     if constexpr (packed) {
       using Pair = PackedPair<In>;
-      unsigned a = held[0], b = held[1];  // two chains, for their latency
+      unsigned a = Pair::minus_infinities, b = a;  // two chains, for their latency
+      in_eighths([&](int first) {
 #pragma unroll
-      for (int i = 2; i < steps; i += 2) {
-        a = Pair::maximum_or_nan(a, held[i]);
-        b = Pair::maximum_or_nan(b, held[i + 1]);
-      }
+        for (int i = first; i < first + steps_of_eighth; i += 2) {
+          a = Pair::maximum_or_nan(a, held[i]);
+          b = Pair::maximum_or_nan(b, held[i + 1]);
+        }
+      });
       a = Pair::maximum_or_nan(a, b);
       max = maximum_or_nan(max, maximum_or_nan(Pair::low(a), Pair::high(a)));
     } else {
-      Acc a = held[0], b = held[1];
+      Acc a = max, b = max;
+      in_eighths([&](int first) {
 #pragma unroll
-      for (int i = 2; i < count; i += 2) {
-        a = maximum_or_nan(a, held[i]);
-        b = maximum_or_nan(b, held[i + 1]);
-      }
-      max = maximum_or_nan(max, maximum_or_nan(a, b));
+        for (int i = first * unit; i < (first + steps_of_eighth) * unit; i += 2) {
+          a = maximum_or_nan(a, held[i]);
+          b = maximum_or_nan(b, held[i + 1]);
+        }
+      });
+      max = maximum_or_nan(a, b);
     }
     return maximum_of_warp(max);
   }
@@ -156,95 +170,111 @@ struct SliceRegisters {
     return max != max ? -largest_v<Acc> : max > largest_v<Acc> ? largest_v<Acc> : max;
   }
 
+  /// The sum of the warp's exponentials below a share's maximum.
   template <class Each>
-  __device__ ShareSum<Acc> sum(const ExponentialBelow<Acc>& exponential, const Each& each) const {
+  __device__ ShareSum<Acc> sum(Acc max, const Each& each) const {
     // A few in the accumulator's type, these in a better one: a lane whose own maximum weighs 1 would lose
-    // what many small terms come to.
-    constexpr int count_of_quarter = steps_of_quarter * unit;
-    constexpr int few = count_of_quarter < 4 ? count_of_quarter : 4;
+    // what many small terms come to. 16 bits of output show less of that.
+    constexpr int most = is_16_bit_v<Out> ? 8 : 4;
+    constexpr int few = count_of_eighth < most ? count_of_eighth : most;
+    const Exponential exponential(below(max));
     ShareSum<Acc> total = ShareSum<Acc>::none();
-    // 16 bits of output show none of that, and spare the conversions.
-    [[maybe_unused]] Acc coarse = 0;
+    in_eighths([&](int first) {
 #pragma unroll
-    for (int i = 0; i < count; i += few) {
-      Acc e[few];
+      for (int i = first * unit; i < (first + steps_of_eighth) * unit; i += few) {
+        Acc e[few];
 #pragma unroll
-      for (int j = 0; j < few; ++j) {
-        const Acc v = value(i + j);
-        e[j] = exponential.uncorrected(v);
-        each(i + j, v, e[j]);
-      }
-#pragma unroll
-      for (int j = 0; j < few; j += 2) e[j] += e[j + 1];
-      const Acc sum = few == 4 ? e[0] + e[few / 2] : e[0];
-      if constexpr (is_16_bit_v<Out>) {
-        coarse += sum;
-        if ((i + few) % count_of_quarter == 0) {
-          total.join(ShareSum<Acc>::of(coarse));
-          coarse = 0;
+        for (int j = 0; j < few; ++j) {
+          if constexpr (packed) {
+            e[j] = exponential(value(i + j));
+          } else {
+            e[j] = exponential.uncorrected(value(i + j));
+          }
+          each(i + j, e[j]);
         }
-      } else {
-        total.join(ShareSum<Acc>::of(sum));
+#pragma unroll
+        for (int distance = 1; distance < few; distance *= 2) {
+#pragma unroll
+          for (int j = 0; j < few; j += 2 * distance) e[j] += e[j + distance];
+        }
+        total.join(ShareSum<Acc>::of(e[0]));
       }
-    }
+    });
     return total.of_warp();
   }
 
   /// From the maximum and the sum of a whole share.
-  __device__ static PartialSoftmax<Acc> share(Acc max, const ExponentialBelow<Acc>& exponential,
-                                              const ShareSum<Acc>& sum) {
+  __device__ static PartialSoftmax<Acc> share(Acc max, const ShareSum<Acc>& sum) {
     PartialSoftmax<Acc> result{finite(max), sum.exact()};
-    result.sum.scale(exponential.correction);
+    const Exponential exponential(below(max));
+    if constexpr (packed) {
+      result.sum.scale(exponential.correction(below(max)));
+    } else {
+      result.sum.scale(exponential.correction);
+    }
     if (max != result.max) result.sum = ExactSum<Acc>::of(max != max ? nan_v<Acc> : infinity_v<Acc>);
     return result;
   }
 
  private:
+  /// Below no logit at all any number is as good, but not one whose product with log2(e) is infinite.
+  __device__ static Acc below(Acc max) {
+    if constexpr (packed) return max == -largest_v<Acc> ? Acc(0) : finite(max);
+    return finite(max);
+  }
+
   template <bool odd, class TransformRow>
-  __device__ void load_units(const In* slice, int columns, int share, int lane, const TransformRow& transform,
-                             index_type first_column) {
+  __device__ void load_eighths(const In* from, const TransformRow& transform, index_type first_column) {
+    in_eighths([&](int first) {
+      const auto load_steps = [&](auto whole) {
 #pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      const int c = column(i, share, lane);
-      const bool whole = is_whole(i);
-      if constexpr (packed) {
-        if (whole || c + 1 < columns) {
-          held[i] = load_pair<odd>(slice + c);
-        } else {
-          held[i] = PackedPair<In>::minus_infinities;
-          if (c < columns) held[i] = (held[i] & 0xffff0000u) | bits_as<std::uint16_t>(slice[c]);
-        }
+        for (int i = first; i < first + steps_of_eighth; ++i)
+          load_step<odd, decltype(whole)::value>(i, from + i * stride, transform, first_column + i * stride);
+      };
+      if ((first / steps_of_eighth + 1) * columns_of_eighth <= columns) {
+        load_steps(std::true_type{});
       } else {
-        In scalar[unit]{};
-        if (whole) load_unit<odd>(slice + c, scalar);
-#pragma unroll
-        for (int j = 0; j < unit; ++j) {
-          if (whole) {
-            held[i * unit + j] = transformed<Acc>(transform, load_as<Acc>(scalar[j]), first_column + c + j);
-          } else {
-            held[i * unit + j] = c + j < columns ? transformed<Acc>(transform, load_as<Acc>(slice[c + j]),
-                                                                    first_column + c + j)
-                                                 : -infinity_v<Acc>;
-          }
+        load_steps(std::false_type{});
+      }
+    });
+  }
+
+  template <bool odd, bool whole, class TransformRow>
+  __device__ void load_step(int i, const In* from, const TransformRow& transform, index_type column) {
+    [[maybe_unused]] const auto exists = [&](int j) { return whole || i * stride + j < left; };
+    if constexpr (packed) {
+      if (exists(1)) {
+        held[i] = load_pair<odd>(from);
+      } else {
+        held[i] = PackedPair<In>::minus_infinities;
+        if (exists(0)) held[i] = (held[i] & 0xffff0000u) | bits_of_16(from);
+      }
+    } else {
+      In scalar[unit]{};
+      if (unit == 2 && exists(1)) {
+        if constexpr (unit == 2) {
+          const unsigned pair = load_pair<odd>(from);
+          memcpy(scalar, &pair, sizeof(scalar));
         }
+      } else if (exists(0)) {
+        scalar[0] = from[0];
+      }
+#pragma unroll
+      for (int j = 0; j < unit; ++j) {
+        held[i * unit + j] =
+            exists(j) ? transformed<Acc>(transform, load_as<Acc>(scalar[j]), column + j) : -infinity_v<Acc>;
       }
     }
   }
 
+  /// (The compiler takes a half or bfloat16 apart into its bytes.)
+  __device__ static unsigned bits_of_16(const In* at) {
+    return *reinterpret_cast<const unsigned short*>(at);
+  }
   template <bool odd>
   __device__ static unsigned load_pair(const In* at) {
     if constexpr (!odd) return *reinterpret_cast<const unsigned*>(at);
-    return bits_as<std::uint16_t>(at[0]) | static_cast<unsigned>(bits_as<std::uint16_t>(at[1])) << 16;
-  }
-
-  template <bool odd>
-  __device__ static void load_unit(const In* at, In (&scalar)[unit]) {
-    if constexpr (unit == 2) {
-      const unsigned pair = load_pair<odd>(at);
-      memcpy(scalar, &pair, sizeof(scalar));
-    } else {
-      scalar[0] = at[0];
-    }
+    return bits_of_16(at) | bits_of_16(at + 1) << 16;
   }
 };
 
@@ -293,19 +323,6 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
            ExponentialBelow<Acc>(max_of_share).correction;
   }
 };
-
-/// Calls use with the number of quarters of the largest slice that `columns` reach into, as a constant. Rows
-/// of more than one slice have slices of more than two quarters; shorter rows make do with three, which
-/// spares the compiler two more kernels.
-template <class In, class Use>
-__device__ __forceinline__ void with_quarters(int columns, const Use& use) {
-  constexpr int quarter = ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In)) / 4;
-  if (columns > 3 * quarter) {
-    use(std::integral_constant<int, 4>{});
-  } else {
-    use(std::integral_constant<int, 3>{});
-  }
-}
 
 /// Writes a lane's unit of a slice.
 template <class Out, class Acc, int unit>
@@ -391,7 +408,30 @@ __device__ PartialSoftmax<Acc> collect_slices(const PartialWords<Acc>* words, in
   return join_lanes_of_slices(total, slices);
 }
 
-/// A slice from the words of its shares, which are `stride` apart, waiting for those that are not there yet.
+/// A slice from its shares in one lane, as join_lanes<shares> does it in several. `get(share)` gives a
+/// share's.
+template <class Acc, class Get>
+__device__ PartialSoftmax<Acc> join_shares(const Get& get) {
+  constexpr int shares = ReductionPlan::shares;
+  PartialSoftmax<Acc> of[shares];
+  Acc max = -largest_v<Acc>;
+#pragma unroll
+  for (int i = 0; i < shares; ++i) {
+    of[i] = get(i);
+    max = Kokkos::fmax(max, of[i].max);
+  }
+#pragma unroll
+  for (int i = 0; i < shares; ++i) of[i].sum.scale(exp_of_difference(of[i].max - max));
+#pragma unroll
+  for (int mask = 1; mask < shares; mask *= 2) {
+#pragma unroll
+    for (int i = 0; i < shares; i += 2 * mask) of[i].sum.join(of[i + mask].sum);
+  }
+  of[0].max = max;
+  return of[0];
+}
+
+/// The same from words in memory, which are `stride` apart, waiting for those that are not there yet.
 template <int stride, class Acc>
 __device__ PartialSoftmax<Acc> collect_shares(const PartialWords<Acc>* words, std::uint32_t tag) {
   constexpr int shares = ReductionPlan::shares;
@@ -404,23 +444,7 @@ __device__ PartialSoftmax<Acc> collect_shares(const PartialWords<Acc>* words, st
 #pragma unroll
     for (int i = 0; i < shares; ++i) complete = complete && word[i].is_of(tag);
   } while (!complete);
-  // As join_lanes<shares> does it.
-  PartialSoftmax<Acc> of[shares];
-  Acc max = -largest_v<Acc>;
-#pragma unroll
-  for (int i = 0; i < shares; ++i) {
-    of[i] = word[i].value();
-    max = Kokkos::fmax(max, of[i].max);
-  }
-#pragma unroll
-  for (int i = 0; i < shares; ++i) of[i].sum.scale(exp_of_difference(of[i].max - max));
-#pragma unroll
-  for (int mask = 1; mask < shares; mask *= 2) {
-#pragma unroll
-    for (int i = 0; i < shares; i += 2 * mask) of[i].sum.join(of[i + mask].sum);
-  }
-  of[0].max = max;
-  return of[0];
+  return join_shares<Acc>([&](int share) { return word[share].value(); });
 }
 
 template <class Exec, class Problem>

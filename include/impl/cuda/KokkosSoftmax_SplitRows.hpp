@@ -106,82 +106,75 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
   if (call.slices == 0) return;
   std::uint32_t epoch = 0;
   if (threadIdx.x == 0) epoch = call.workspace.epoch();
-  const auto reduce_and_write = [&](auto quarters) {
-    using Registers = SliceRegisters<Problem, decltype(quarters)::value>;
-    constexpr bool keeps_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
-    Registers mine;
-    mine.load(call.x + where.x_offset + first, columns, share, lane, problem.transform.at_row(where.index),
-              first);
-    Acc max = mine.maximum();
-    if (lane == 0) max_of_warp[warp] = max;
-    if (threadIdx.x == 0) shared_epoch = epoch;
+  using Registers = SliceRegisters<Problem, 8 / parts>;
+  constexpr bool keeps_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
+  Registers mine;
+  mine.load(call.x + where.x_offset + first, columns, share, lane, problem.transform.at_row(where.index),
+            first);
+  Acc max = mine.maximum();
+  if (lane == 0) max_of_warp[warp] = max;
+  if (threadIdx.x == 0) shared_epoch = epoch;
+  __syncthreads();
+  call.workspace.clear_before_first_epoch(shared_epoch);
+  const std::uint32_t tag = CudaWorkspace::tag_of(shared_epoch);
+  [[maybe_unused]] const int first_warp = warp - part;
+  if constexpr (parts > 1) {
+    max = max_of_warp[first_warp];
+#pragma unroll
+    for (int i = 1; i < parts; ++i) max = maximum_or_nan(max, max_of_warp[first_warp + i]);
+  }
+  [[maybe_unused]] const bool softmax = call.operation == Operation::softmax;
+  ShareSum<Acc> sum = mine.sum(max, [&]([[maybe_unused]] int i, [[maybe_unused]] Acc exponential_of_i) {
+    if constexpr (keeps_exponentials) {
+      if (softmax) mine.held[i] = exponential_of_i;
+    }
+  });
+  if constexpr (parts > 1) {
+    if (lane == 0) sum_of_warp[warp] = sum;
     __syncthreads();
-    call.workspace.clear_before_first_epoch(shared_epoch);
-    const std::uint32_t tag = CudaWorkspace::tag_of(shared_epoch);
-    [[maybe_unused]] const int first_warp = warp - part;
-    if constexpr (parts > 1) {
-      max = max_of_warp[first_warp];
+    sum = sum_of_warp[first_warp];
 #pragma unroll
-      for (int i = 1; i < parts; ++i) max = maximum_or_nan(max, max_of_warp[first_warp + i]);
-    }
-    [[maybe_unused]] const bool softmax = call.operation == Operation::softmax;
-    const ExponentialBelow<Acc> exponential(Registers::finite(max));
-    ShareSum<Acc> sum =
-        mine.sum(exponential, [&]([[maybe_unused]] int i, Acc, [[maybe_unused]] Acc exponential_of_i) {
-          if constexpr (keeps_exponentials) {
-            if (softmax) mine.held[i] = exponential_of_i;
-          }
-        });
-    if constexpr (parts > 1) {
-      if (lane == 0) sum_of_warp[warp] = sum;
-      __syncthreads();
-      sum = sum_of_warp[first_warp];
+    for (int i = 1; i < parts; ++i) sum.join(sum_of_warp[first_warp + i]);
+  }
+  PartialWords<Acc>* const words = call.workspace.template partials<Acc>() + position * words_of_split_row;
+  if (part == 0 && lane == 0) {
+    PartialWords<Acc>::publish(words + share * most_slices_of_split_row + slice,
+                               Registers::share(max, sum), tag);
+  }
+  // One warp, which then passes it on: the more poll the same words, the longer it takes.
+  if (warp == warps - 1) {
+    const PartialSoftmax<Acc> total = join_slices<Acc>(call.slices, lane, [&](index_type i) {
+      return collect_shares<most_slices_of_split_row>(words + i, tag);
+    });
+    if (lane == 0) shared_result = {call.operation, total};
+  }
+  __syncthreads();
+  const SlicedRowResult<Problem> result = shared_result;
+  if (blockIdx.x == 0 && threadIdx.x == 0) call.workspace.end_row(shared_epoch, gridDim.y);
+  if (call.operation == Operation::logsumexp) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) call.y[where.y_offset] = store_as<Out>(result.logsumexp());
+    return;
+  }
+  Out* const y = call.y + where.y_offset + first;
+  const auto write = [&](const auto& output) {
+    mine.in_eighths([&](int step) {
 #pragma unroll
-      for (int i = 1; i < parts; ++i) sum.join(sum_of_warp[first_warp + i]);
-    }
-    PartialWords<Acc>* const words = call.workspace.template partials<Acc>() + position * words_of_split_row;
-    if (part == 0 && lane == 0) {
-      PartialWords<Acc>::publish(words + share * most_slices_of_split_row + slice,
-                                 Registers::share(max, exponential, sum), tag);
-    }
-    // One warp, which then passes it on: the more poll the same words, the longer it takes.
-    if (warp == warps - 1) {
-      const PartialSoftmax<Acc> total = join_slices<Acc>(call.slices, lane, [&](index_type i) {
-        return collect_shares<most_slices_of_split_row>(words + i, tag);
-      });
-      if (lane == 0) shared_result = {call.operation, total};
-    }
-    __syncthreads();
-    const SlicedRowResult<Problem> result = shared_result;
-    if (blockIdx.x == 0 && threadIdx.x == 0) call.workspace.end_row(shared_epoch, gridDim.y);
-    if (call.operation == Operation::logsumexp) {
-      if (blockIdx.x == 0 && threadIdx.x == 0) call.y[where.y_offset] = store_as<Out>(result.logsumexp());
-      return;
-    }
-    Out* const y = call.y + where.y_offset + first;
-    const auto write = [&](const auto& output) {
-#pragma unroll
-      for (int i = 0; i < Registers::steps; ++i) {
+      for (int i = step; i < step + Registers::steps_of_eighth; ++i) {
         Acc out[Registers::unit];
 #pragma unroll
         for (int j = 0; j < Registers::unit; ++j) out[j] = output(mine.value(i * Registers::unit + j));
         store_unit(y, mine.column(i, share, lane), columns, out);
       }
-    };
-    if constexpr (keeps_exponentials) {
-      if (softmax) {
-        const Acc factor = result.factor_of_share(Registers::finite(max));
-        write([&](Acc exponential_of_i) { return exponential_of_i * factor; });
-        return;
-      }
-    }
-    result.with_output(write);
+    });
   };
-  if constexpr (parts == 1) {
-    with_quarters<In>(columns, reduce_and_write);
-  } else {
-    reduce_and_write(std::integral_constant<int, 4 / parts>{});
+  if constexpr (keeps_exponentials) {
+    if (softmax) {
+      const Acc factor = result.factor_of_share(Registers::finite(max));
+      write([&](Acc exponential_of_i) { return exponential_of_i * factor; });
+      return;
+    }
   }
+  result.with_output(write);
 }
 
 struct SplitRows {
