@@ -60,11 +60,14 @@ struct GridPipelinedShape {
   /// an end of its own.
   int parties;
   bool rereads;
+  /// Where rows are read twice: slices that are published before the first of a row is finished (0 otherwise),
+  /// and slices at the end of a row that are to stay in L2 until then.
+  index_type finish_lag, slices_kept;
   bool whole_rows;  ///< a ticket is for all slices of a row, and no other block has to hear of them
 
   /// Tickets of a launch.
   KOKKOS_FORCEINLINE_FUNCTION index_type tickets(index_type rows) const {
-    return whole_rows ? rows : rereads ? (rows + 1) * 2 * slices : rows * slices;
+    return whole_rows ? rows : rows * slices + finish_lag;
   }
   /// index / slices and the rest: a division of 64 bits would take the producer's one thread longer than all
   /// else that it does.
@@ -138,13 +141,13 @@ struct SliceWriter {
   /// (In words: the compiler gives each half or bfloat16 a register.)
   struct alignas(width * sizeof(In)) InVector {
     unsigned word[width * sizeof(In) / 4];
-    __device__ In element(int i) const {
+    __device__ Acc element(int i) const {
       if constexpr (sizeof(In) == 2) {
-        return bits_as<In>(static_cast<unsigned short>(word[i / 2] >> i % 2 * 16));
+        return i % 2 ? PackedPair<In>::high(word[i / 2]) : PackedPair<In>::low(word[i / 2]);
       } else {
         In e[width];
         memcpy(e, word, sizeof(e));
-        return e[i];
+        return load_as<Acc>(e[i]);
       }
     }
   };
@@ -173,13 +176,13 @@ struct SliceWriter {
     for (int j = 1; j < width - 1; ++j)
       factor[j] =
           Registers::share_of(first + j) == Registers::share_of(first) ? factor[0] : factor[width - 1];
-    const auto scaled_by_share = [&](int column, In held) {
-      return static_cast<Acc>(held) * row.factor_of_share(of_share[Registers::share_of(column)].max);
+    const auto scaled_by_share = [&](int column, Acc held) {
+      return held * row.factor_of_share(of_share[Registers::share_of(column)].max);
     };
-    write([&](int, int j, In held) { return static_cast<Acc>(held) * factor[j]; }, scaled_by_share,
+    write([&](int, int j, Acc held) { return held * factor[j]; }, scaled_by_share,
           [&] {
             const Acc of_warp = row.factor_of_share(of_share[warp].max);
-            return [of_warp](int, In held) { return static_cast<Acc>(held) * of_warp; };
+            return [of_warp](int, Acc held) { return held * of_warp; };
           },
           release);
   }
@@ -188,10 +191,10 @@ struct SliceWriter {
   __device__ void from_inputs(const TransformRow& transform, const Release& release) const {
     const index_type first_column = slice.first_column;  // the slot may have a new slice before the last use
     row.with_output([&](const auto& output_of) {
-      const auto output = [&](int column, In held) {
-        return output_of(transformed<Acc>(transform, load_as<Acc>(held), first_column + column));
+      const auto output = [&](int column, Acc held) {
+        return output_of(transformed<Acc>(transform, held, first_column + column));
       };
-      write([&](int column, int, In held) { return output(column, held); }, output, [&] { return output; },
+      write([&](int column, int, Acc held) { return output(column, held); }, output, [&] { return output; },
             release);
     });
   }
@@ -230,7 +233,7 @@ struct SliceWriter {
   __device__ End end_of(int first, int last, const ScalarOutput& scalar_output) const {
     End end{false, warp == 0 ? lane : last + lane, 0};
     end.exists = warp == 0 ? lane < first : warp == 1 && end.column < slice.columns;
-    if (end.exists) end.value = scalar_output(end.column, x()[end.column]);
+    if (end.exists) end.value = scalar_output(end.column, load_as<Acc>(x()[end.column]));
     return end;
   }
 
@@ -288,7 +291,8 @@ struct SliceWriter {
     if constexpr (!through_slot) {
       const In* const from = x();
 #pragma unroll 4
-      for (int c = thread(); c < slice.columns; c += threads) slice.y[c] = store_as<Out>(output(c, from[c]));
+      for (int c = thread(); c < slice.columns; c += threads) 
+        slice.y[c] = store_as<Out>(output(c, load_as<Acc>(from[c])));
     } else {
       const int first = min(slice.bytes_before_boundary() / static_cast<int>(sizeof(Out)), slice.columns);
       const End end = end_of(first, first + (slice.columns - first) / width * width, scalar_output);
@@ -323,7 +327,7 @@ struct SliceWriter {
 #pragma unroll
       for (int i = 0; i < steps; ++i) {
         const int c = begin + i * threads;
-        if (c < slice.columns) to[c] = store_as<Out>(output(c, held[i]));
+        if (c < slice.columns) to[c] = store_as<Out>(output(c, load_as<Acc>(held[i])));
       }
     }
   }
@@ -343,8 +347,7 @@ struct SliceWriter {
     const int word = warp * words_of_warp + lane;
     const int left = min(words_of_warp - lane, words - word);
     const auto* const from = reinterpret_cast<const unsigned*>(slot + slice.shift - 2 * before) + word;
-    const auto output_of = [&](int column, unsigned bits) {
-      const In held = bits_as<In>(static_cast<unsigned short>(bits));
+    const auto output_of = [&](int column, Acc held) {
       if (has_transform && static_cast<unsigned>(column) >= static_cast<unsigned>(columns)) return Acc(0);
       return static_cast<Acc>(output(column, held));
     };
@@ -355,7 +358,8 @@ struct SliceWriter {
       const int at = min(i * 32, left - 1);
       const unsigned pair = from[at];
       const int column = 2 * (word + at) - before;
-      out[i] = rounded_pair<Out>(output_of(column, pair & 0xffffu), output_of(column + 1, pair >> 16));
+      out[i] = rounded_pair<Out>(output_of(column, PackedPair<In>::low(pair)),
+                                 output_of(column + 1, PackedPair<In>::high(pair)));
     }
     barrier_sync(1, threads);
     const int still_left = opaque(left);
@@ -460,7 +464,8 @@ struct GridPipelinedBlock {
     const index_type tickets = shape.tickets(problem.geometry.rows);
     RingCursor at{0, 1}, copied;
     int copies = 0;
-    index_type position = 0, slice = 0, left = 0;  // slices of the ticket
+    index_type ticket = 0, position = 0, slice = 0;
+    index_type left = 0;  // slices of the ticket
     SliceUse use = writes_rows() ? SliceUse::hold : SliceUse::publish;
     for (;;) {
       mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
@@ -470,33 +475,28 @@ struct GridPipelinedBlock {
         --copies;
       }
       if (left == 0) {
-        const auto ticket = static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
+        ticket = static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
         if (ticket >= tickets) {
           end(ticket == tickets + gridDim.x - 1, at);
           return;
         }
-        left = 1;
-        if (shape.whole_rows) {
-          position = ticket;
-          slice = 0;
-          left = shape.slices;
-        } else if (!shape.rereads) {
-          shape.divide(ticket, position, slice);
-        } else {
-          // Rows in phases: a slice of one to publish and one of the row before to finish in turn, the last
-          // slices first, since they are the ones still in L2.
-          const bool publishes = ticket % 2 == 0;
-          shape.divide(ticket / 2, position, slice);
-          use = SliceUse::publish;
-          if (!publishes) {
-            use = SliceUse::finish;
-            --position;
-            slice = shape.slices - 1 - slice;
-          }
-          if (position < 0 || position >= problem.geometry.rows) {
-            left = 0;
-            continue;
-          }
+        left = shape.whole_rows ? shape.slices : shape.rereads ? 2 : 1;
+        position = ticket;
+        slice = 0;
+        if (!shape.whole_rows) shape.divide(ticket, position, slice);
+      }
+      if (shape.rereads) {
+        // A slice to publish and one to finish, of a row before. The last slices of a row are finished first,
+        // since they are the ones still in L2.
+        use = left == 2 ? SliceUse::publish : SliceUse::finish;
+        if (use == SliceUse::finish) {
+          shape.divide(max(ticket - shape.finish_lag, index_type(0)), position, slice);
+          if (ticket < shape.finish_lag) position = -1;
+          slice = shape.slices - 1 - slice;
+        }
+        if (position < 0 || position >= problem.geometry.rows) {
+          --left;
+          continue;
         }
       }
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
@@ -553,7 +553,15 @@ struct GridPipelinedBlock {
     }
     const auto bytes = static_cast<std::uint32_t>(copy_end > copy_begin ? copy_end - copy_begin : 0);
     mbarrier_arrive_expect_tx(&ring[s].full, bytes);
-    if (bytes) cp_async_bulk(to, reinterpret_cast<const void*>(copy_begin), bytes, &ring[s].full);
+    if (bytes == 0) return;
+    const auto* const from = reinterpret_cast<const void*>(copy_begin);
+    if (!shape.rereads) {
+      cp_async_bulk(to, from, bytes, &ring[s].full);
+    } else {
+      const bool keeps = use == SliceUse::publish && slice >= shape.slices - shape.slices_kept;
+      cp_async_bulk(to, from, bytes, &ring[s].full,
+                    keeps ? createpolicy_evict_last() : createpolicy_evict_first());
+    }
   }
 
   /// One warp.
@@ -743,9 +751,13 @@ struct GridPipelinedBlock {
         mbarrier_arrive(&held.empty);
         continue;
       }
-      cp_async_bulk_store(reinterpret_cast<char*>(in.y) + before,
-                          slot(at.slot) + in.bytes_before_outputs() + before,
-                          static_cast<std::uint32_t>(bytes));
+      char* const to = reinterpret_cast<char*>(in.y) + before;
+      const char* const from = slot(at.slot) + in.bytes_before_outputs() + before;
+      if (!shape.rereads) {
+        cp_async_bulk_store(to, from, static_cast<std::uint32_t>(bytes));
+      } else {
+        cp_async_bulk_store(to, from, static_cast<std::uint32_t>(bytes), createpolicy_evict_first());
+      }
       free_last(std::integral_constant<int, 1>{});
       read_next = &held.empty;
     }
@@ -843,6 +855,13 @@ struct GridPipelinedRows {
         problem.operation != Operation::logsumexp &&
         (plan.reads_twice || plan.slices > static_cast<index_type>(device.multiprocessors) * shape.slots);
     shape.whole_rows = plan.slices <= shape.slots / 2;
+    if (shape.rereads) {
+      const index_type lags[] = {264, 0, 132, 396};
+      const index_type kept[] = {24, 0, 16, 32};
+      shape.finish_lag = plan.slices + lags[v >> 3 & 3];
+      shape.slices_kept = (kept[v >> 5 & 3] << 20) / (plan.slice_columns * sizeof(In));
+      if (v & 128) shape.most_copies = 5;
+    }
     if (v & 1) shape.whole_rows = plan.slices == 1;
     if (v & 2) shape.most_copies = 3;
     if (v & 4) shape.whole_rows = plan.slices <= shape.slots * 2 / 3;
