@@ -50,8 +50,10 @@ struct GridPipelinedShape {
   /// and 0.931, 0.932 both. Without a limit 0.952 and 0.936 for float.)
   static constexpr int most_bytes_under_way = 3 * 32 * 1024;
 
-  index_type slices;    ///< of a row
-  double rows_a_slice;  ///< 1 / slices
+  index_type slices;         ///< of a row
+  index_type tickets_a_row;  ///< each for the next few of its slices
+  double rows_a_ticket;
+  int slices_a_ticket;
   int slice_columns;
   int slots;  ///< a multiple of the parties
   int slot_bytes;
@@ -63,23 +65,24 @@ struct GridPipelinedShape {
   /// Where rows are read twice: slices that are published before the first of a row is finished (0 otherwise),
   /// and slices at the end of a row that are to stay in L2 until then.
   index_type finish_lag, slices_kept;
-  bool whole_rows;  ///< a ticket is for all slices of a row, and no other block has to hear of them
 
+  /// Whether no block has to hear of another's slices.
+  KOKKOS_FORCEINLINE_FUNCTION bool whole_rows() const { return tickets_a_row == 1; }
   /// Tickets of a launch.
   KOKKOS_FORCEINLINE_FUNCTION index_type tickets(index_type rows) const {
-    return whole_rows ? rows : rows * slices + finish_lag;
+    return rows * tickets_a_row + finish_lag;
   }
-  /// index / slices and the rest: a division of 64 bits would take the producer's one thread longer than all
+  /// index / tickets_a_row and the rest: a division of 64 bits would take the producer's one thread longer than all
   /// else that it does.
   __device__ void divide(index_type index, index_type& quotient, index_type& rest) const {
-    quotient = __double2ll_rz(static_cast<double>(index) * rows_a_slice);
-    rest = index - quotient * slices;
+    quotient = __double2ll_rz(static_cast<double>(index) * rows_a_ticket);
+    rest = index - quotient * tickets_a_row;
     if (rest < 0) {
       --quotient;
-      rest += slices;
-    } else if (rest >= slices) {
+      rest += tickets_a_row;
+    } else if (rest >= tickets_a_row) {
       ++quotient;
-      rest -= slices;
+      rest -= tickets_a_row;
     }
   }
 };
@@ -480,10 +483,9 @@ struct GridPipelinedBlock {
           end(ticket == tickets + gridDim.x - 1, at);
           return;
         }
-        left = shape.whole_rows ? shape.slices : shape.rereads ? 2 : 1;
-        position = ticket;
-        slice = 0;
-        if (!shape.whole_rows) shape.divide(ticket, position, slice);
+        shape.divide(ticket, position, slice);
+        slice *= shape.slices_a_ticket;
+        left = shape.rereads ? 2 : min(static_cast<index_type>(shape.slices_a_ticket), shape.slices - slice);
       }
       if (shape.rereads) {
         // A slice to publish and one to finish, of a row before. The last slices of a row are finished first,
@@ -576,7 +578,7 @@ struct GridPipelinedBlock {
         if (lane == 0) mbarrier_arrive(&ring[at.slot].ready);
         return;
       }
-      if (shape.whole_rows) {
+      if (shape.whole_rows()) {
         collect_row(at);
         at.advance(shape.slots, static_cast<int>(shape.slices) - 1);
         continue;
@@ -678,7 +680,7 @@ struct GridPipelinedBlock {
     if (lane == 0) ring[at.slot].of_warp[warp] = found;
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
-    if (!joins || shape.whole_rows) return;
+    if (!joins || shape.whole_rows()) return;
     mbarrier_wait_parity(&ring[at.slot].reduced, at.parity);
     const PartialSoftmax<Acc> of_slice =
         join_lanes<warps_of_group>(ring[at.slot].of_warp[lane % warps_of_group]);
@@ -840,7 +842,6 @@ struct GridPipelinedRows {
     const CooperativeLimits& device = limits(exec, kernel);
     GridPipelinedShape shape{};
     shape.slices = plan.slices;
-    shape.rows_a_slice = 1.0 / static_cast<double>(plan.slices);
     shape.slice_columns = plan.slice_columns;
     // A slice that starts within a line ends within one more.
     shape.slot_bytes = plan.slice_columns * static_cast<int>(sizeof(In)) +
@@ -854,17 +855,23 @@ struct GridPipelinedRows {
     shape.rereads =
         problem.operation != Operation::logsumexp &&
         (plan.reads_twice || plan.slices > static_cast<index_type>(device.multiprocessors) * shape.slots);
-    shape.whole_rows = plan.slices <= shape.slots / 2;
+    shape.slices_a_ticket = 1;
     if (shape.rereads) {
       const index_type lags[] = {264, 0, 132, 396};
       const index_type kept[] = {24, 0, 16, 32};
       shape.finish_lag = plan.slices + lags[v >> 3 & 3];
       shape.slices_kept = (kept[v >> 5 & 3] << 20) / (plan.slice_columns * sizeof(In));
       if (v & 128) shape.most_copies = 5;
+    } else if (plan.slices <= shape.slots / 2) {
+      shape.slices_a_ticket = static_cast<int>(plan.slices);
+    } else if (v >> 8) {
+      shape.slices_a_ticket = v >> 8;
     }
-    if (v & 1) shape.whole_rows = plan.slices == 1;
+    if (v & 1 && plan.slices > 1) shape.slices_a_ticket = 1;
     if (v & 2) shape.most_copies = 3;
-    if (v & 4) shape.whole_rows = plan.slices <= shape.slots * 2 / 3;
+    if (v & 4 && plan.slices <= shape.slots * 2 / 3) shape.slices_a_ticket = static_cast<int>(plan.slices);
+    shape.tickets_a_row = (plan.slices + shape.slices_a_ticket - 1) / shape.slices_a_ticket;
+    shape.rows_a_ticket = 1.0 / static_cast<double>(shape.tickets_a_row);
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
       launch_cooperatively(exec, kernel, device.multiprocessors, GridPipelinedShape::threads,
                            static_cast<std::size_t>(shape.slots) * (shape.slot_bytes + known_bytes), problem,
