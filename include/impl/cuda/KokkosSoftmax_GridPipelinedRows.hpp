@@ -134,12 +134,13 @@ struct SliceWriter {
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
   using Result = SlicedRowResult<Problem>;
-  using Registers = SliceRegisters<Problem>;
+  using Eighth = EighthOfSlice<Problem>;
   static constexpr bool through_slot = sizeof(In) == sizeof(Out);
   static constexpr int threads = GridPipelinedShape::finishing_threads;
+  static constexpr int shares = ReductionPlan::shares;
   static constexpr int larger_scalar = sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out);
   static constexpr int width = GridPipelinedShape::copy_alignment / larger_scalar;  ///< elements of a vector
-  static constexpr int unit = Registers::unit;
+  static constexpr int unit = Eighth::unit;
   static constexpr int most_columns = ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In));
   /// (In words: the compiler gives each half or bfloat16 a register.)
   struct alignas(width * sizeof(In)) InVector {
@@ -173,14 +174,14 @@ struct SliceWriter {
 #pragma unroll
     for (int j = 0; j < width; ++j) {
       if (j == 0 || j == width - 1)
-        factor[j] = row.factor_of_share(of_share[Registers::share_of(first + j)].max);
+        factor[j] = row.factor_of_share(of_share[Eighth::share_of(first + j)].max);
     }
 #pragma unroll
     for (int j = 1; j < width - 1; ++j)
       factor[j] =
-          Registers::share_of(first + j) == Registers::share_of(first) ? factor[0] : factor[width - 1];
+          Eighth::share_of(first + j) == Eighth::share_of(first) ? factor[0] : factor[width - 1];
     const auto scaled_by_share = [&](int column, Acc held) {
-      return held * row.factor_of_share(of_share[Registers::share_of(column)].max);
+      return held * row.factor_of_share(of_share[Eighth::share_of(column)].max);
     };
     write([&](int, int j, Acc held) { return held * factor[j]; }, scaled_by_share,
           [&] {
@@ -254,37 +255,35 @@ struct SliceWriter {
   template <class VectorOutput, class ScalarOutput, class Release>
   __device__ void write_vectors(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
                                 const Release& release) const {
-    constexpr int steps = most_columns / width / threads;
-    Out* const y = slice.y;
     const int first = head();
     const int vectors = (slice.columns - first) / width;
-    InVector held[steps];
-    InVector* const from = reinterpret_cast<InVector*>(x() + first);
-#pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      const int at = i * threads + thread();
-      if (at < vectors) held[i] = from[at];
-    }
     const End end = end_of(first, first + vectors * width, scalar_output);
-    if constexpr (!through_slot) release();
-    if (end.exists) y[end.column] = store_as<Out>(end.value);
+    if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
+    InVector* const from = reinterpret_cast<InVector*>(x() + first);
+    OutVector* const to =
+        through_slot ? reinterpret_cast<OutVector*>(from) : reinterpret_cast<OutVector*>(slice.y + first);
+    const auto out_of = [&](int at, const InVector& held) {
+      Acc value[width];
 #pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      const int at = i * threads + thread();
-      if (at < vectors) {
-        Acc value[width];
-#pragma unroll
-        for (int j = 0; j < width; ++j) value[j] = vector_output(first + at * width + j, j, held[i].element(j));
-        OutVector out;
-        round_vector(value, out);
-        if constexpr (through_slot) {
-          reinterpret_cast<OutVector*>(from)[at] = out;
-        } else {
-          store_streaming(reinterpret_cast<OutVector*>(y + first) + at, out);
-        }
+      for (int j = 0; j < width; ++j) value[j] = vector_output(first + at * width + j, j, held.element(j));
+      OutVector out;
+      round_vector(value, out);
+      if constexpr (through_slot) {
+        to[at] = out;
+      } else {
+        store_streaming(to + at, out);
       }
+    };
+    // Two vectors at once.
+#pragma unroll 1
+    for (int at = thread(); at < vectors; at += 2 * threads) {
+      const bool has_other = at + threads < vectors;
+      const InVector held = from[at];
+      const InVector other = has_other ? from[at + threads] : InVector{};
+      out_of(at, held);
+      if (has_other) out_of(at + threads, other);
     }
-    if constexpr (through_slot) release();
+    release();
   }
 
   /// Where x and y lie differently.
@@ -336,60 +335,59 @@ struct SliceWriter {
   }
 
   /// Of 16 bits: pairs as they lie in the words of the slot. If the words of y pair other neighbours, a lane
-  /// makes one of the halves of two lanes. All of the slice is in registers before any of it is written.
+  /// makes one of the halves of two lanes.
   template <class Output>
   __device__ void move_pairs(const Output& output) const {
-    constexpr int steps = most_columns / unit / threads + 1;
+    constexpr int part_words = most_columns / unit / 8;
+    constexpr int steps = part_words / threads;
     constexpr bool has_transform = !std::is_same_v<typename Problem::Transform, BoundIdentity>;
     const int columns = slice.columns;
     const int place = slice.bytes_before_outputs();
     const int before = slice.shift / 2 % 2;  // halves of the first word before the slice
     const bool regroups = before != place / 2 % 2;
     const int words = (columns + before + 1) / 2;
-    const int words_of_warp = (words + threads - 1) / threads * 32;
-    const int word = warp * words_of_warp + lane;
-    const int left = min(words_of_warp - lane, words - word);
-    const auto* const from = reinterpret_cast<const unsigned*>(slot + slice.shift - 2 * before) + word;
+    const int parts = (words + part_words - 1) / part_words;
+    const auto* const from = reinterpret_cast<const unsigned*>(slot + slice.shift - 2 * before);
+    auto* const to = reinterpret_cast<unsigned*>(slot + place - 2 * before - (regroups ? 2 : 0));
     const auto output_of = [&](int column, Acc held) {
       if (has_transform && static_cast<unsigned>(column) >= static_cast<unsigned>(columns)) return Acc(0);
       return static_cast<Acc>(output(column, held));
     };
-    unsigned out[steps];
-#pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      if (i * 32 >= words_of_warp) break;
-      const int at = min(i * 32, left - 1);
-      const unsigned pair = from[at];
-      const int column = 2 * (word + at) - before;
-      out[i] = rounded_pair<Out>(output_of(column, PackedPair<In>::low(pair)),
-                                 output_of(column + 1, PackedPair<In>::high(pair)));
-    }
-    barrier_sync(1, threads);
-    const int still_left = opaque(left);
-    if (!regroups) {
-      auto* const to = reinterpret_cast<unsigned*>(slot + place - 2 * before) + word;
+#pragma unroll 1
+    for (int part = 0; part < parts; ++part) {
+      const int first = (place > slice.shift ? parts - 1 - part : part) * part_words + warp * (part_words / shares);
+      const int word = first + lane;
+      const int left = min(part_words / shares, words - first) - lane;
+      unsigned out[steps];
 #pragma unroll
       for (int i = 0; i < steps; ++i) {
-        if (i * 32 < still_left) to[i * 32] = out[i];
-      }
-      return;
-    }
-    // Of the word that two warps have a half of, each writes its own.
-    auto* const to = reinterpret_cast<unsigned*>(slot + place - 2 * before - 2) + word;
-    unsigned of_last_lane = 0;
-#pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      if (i * 32 >= words_of_warp) break;
-      const unsigned of_previous_lane = __shfl_sync(0xffffffffu, out[i], (lane + 31) % 32);
-      const unsigned previous = lane == 0 ? of_last_lane : of_previous_lane;
-      of_last_lane = of_previous_lane;
-      if (i * 32 < still_left) {
-        if (i > 0 || lane > 0) {
-          to[i * 32] = __funnelshift_l(previous, out[i], 16);
-        } else if (word > 0 || before == 0) {
-          reinterpret_cast<unsigned short*>(to)[1] = static_cast<unsigned short>(out[i]);
+        if (i * 32 < left) {
+          const unsigned pair = from[word + i * 32];
+          const int column = 2 * (word + i * 32) - before;
+          out[i] = rounded_pair<Out>(output_of(column, PackedPair<In>::low(pair)),
+                                     output_of(column + 1, PackedPair<In>::high(pair)));
         }
-        if (i * 32 == still_left - 1) reinterpret_cast<unsigned short*>(to + i * 32 + 1)[0] = out[i] >> 16;
+      }
+      barrier_sync(1, threads);
+      unsigned of_last_lane = 0;
+#pragma unroll
+      for (int i = 0; i < steps; ++i) {
+        if (!regroups) {
+          if (i * 32 < left) to[word + i * 32] = out[i];
+          continue;
+        }
+        const unsigned of_previous_lane = __shfl_sync(0xffffffffu, out[i], (lane + 31) % 32);
+        const unsigned previous = lane == 0 ? of_last_lane : of_previous_lane;
+        of_last_lane = of_previous_lane;
+        if (i * 32 >= left) continue;
+        // Of a word that two warps have a half of, each writes its own.
+        auto* const halves = reinterpret_cast<unsigned short*>(to + word + i * 32);
+        if (i > 0 || lane > 0) {
+          to[word + i * 32] = __funnelshift_l(previous, out[i], 16);
+        } else if (word > 0 || before == 0) {
+          halves[1] = static_cast<unsigned short>(out[i]);
+        }
+        if (i * 32 == left - 1) halves[2] = static_cast<unsigned short>(out[i] >> 16);
       }
     }
   }
@@ -441,6 +439,7 @@ struct GridPipelinedBlock {
   using In = typename Problem::In;
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
+  using Eighth = EighthOfSlice<Problem>;
   static constexpr bool has_transform = !std::is_same_v<typename Problem::Transform, BoundIdentity>;
   /// The exponentials go back to the slot where they fit, or the transformed logits for log_softmax, so that
   /// a transform and its operands are used once.
@@ -653,30 +652,65 @@ struct GridPipelinedBlock {
     if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
   }
 
+  /// The (max, sum) of a warp's share. Two loops over the slot: with the slice in registers they would be
+  /// unrolled, and take more instructions than a multiprocessor has at hand. (One H200, 65536 columns of
+  /// bfloat16: XXX.)
+  __device__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice, int warp) const {
+    const int columns = in.columns;
+    const int first = Eighth::first_column(warp, lane);
+    const int left = columns - first;
+    In* const from = slice + first;
+    const bool keeps_exponentials = in.use == SliceUse::hold && problem.operation == Operation::softmax;
+    const auto transform = problem.transform.at_row(in.row);
+    const auto write = [&](int column, Acc value) {
+      if constexpr (writes_back) {
+        if (column < left) from[column] = value;
+      }
+    };
+    auto maximum = Eighth::Maximum::none();
+#pragma unroll 2
+    for (int begin = 0; begin < columns; begin += Eighth::columns) {
+      Eighth eighth;
+      eighth.load(from + begin, left - begin, begin + Eighth::columns <= columns, transform,
+                  in.first_column + first + begin);
+      maximum.join(eighth);
+      if constexpr (has_transform) {
+#pragma unroll
+        for (int i = 0; i < Eighth::count; ++i) write(begin + i * Eighth::stride, eighth.value(i));
+      }
+    }
+    const Acc max = maximum.of_warp();
+    const auto exponential = Eighth::exponential_below(max);
+    auto sum = ShareSum<Acc>::none();
+#pragma unroll 2
+    for (int begin = 0; begin < columns; begin += Eighth::columns) {
+      Eighth eighth;
+      eighth.load(from + begin, left - begin, begin + Eighth::columns <= columns, BoundIdentity::Row{}, 0);
+      eighth.add_to(sum, exponential, [&](int i, Acc value) {
+        if (keeps_exponentials) write(begin + i * Eighth::stride, value);
+      });
+    }
+    return Eighth::share(max, sum.of_warp());
+  }
+
+  /// The same where the slot cannot hold what a transform makes of it.
+  __device__ PartialSoftmax<Acc> reduce_in_registers(const SliceInSlot<Problem>& in, const In* slice,
+                                                     int warp) const {
+    const int columns = in.columns;
+    SliceRegisters<Problem, 8> mine;
+    mine.load(slice, columns, warp, opaque(lane), problem.transform.at_row(in.row), in.first_column);
+    const Acc max = mine.maximum(columns);
+    return Eighth::share(max, mine.sum(columns, max, [](int, int, Acc) {}));
+  }
+
   /// Reduces a slice; one of the warps, in turns, joins what all found.
   __device__ void publish_slice(const RingCursor& at, int warp, bool joins) const {
     const SliceInSlot<Problem>& in = ring[at.slot].slice;
     char* const data = slot(at.slot) + in.shift;
-    [[maybe_unused]] const bool keeps_exponentials =
-        in.use == SliceUse::hold && problem.operation == Operation::softmax;
-    SliceRegisters<Problem> mine;
-    mine.load(reinterpret_cast<const In*>(data), in.columns, warp, opaque(lane),
-              problem.transform.at_row(in.row), in.first_column);
-    [[maybe_unused]] Acc* const back = reinterpret_cast<Acc*>(data) + mine.column(0, warp, lane);
-    [[maybe_unused]] const auto write_back = [&](int i, Acc value) {
-      if (i * mine.stride < mine.left) back[i * mine.stride] = value;  // the unit is one scalar here
-    };
-    if constexpr (writes_back && has_transform) {
-      if (in.use == SliceUse::hold && problem.operation == Operation::log_softmax) {
-#pragma unroll
-        for (int i = 0; i < mine.count; ++i) write_back(i, mine.value(i));
-      }
-    }
-    const PartialSoftmax<Acc> found = mine.reduce([&]([[maybe_unused]] int i, [[maybe_unused]] Acc e) {
-      if constexpr (writes_back) {
-        if (keeps_exponentials) write_back(i, e);
-      }
-    });
+    const PartialSoftmax<Acc> found =
+        writes_back || Eighth::packed
+            ? reduce_in_slot(in, reinterpret_cast<In*>(data), warp)
+            : reduce_in_registers(in, reinterpret_cast<const In*>(data), warp);
     if (lane == 0) ring[at.slot].of_warp[warp] = found;
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);

@@ -64,33 +64,28 @@ struct ShareSum<double> {
   }
 };
 
-/// A lane's part of a share, in registers: of a slice that reaches into so many eighths of the largest one at
-/// most. Eighths that a slice does not reach into cost nothing.
-template <class Problem, int eighths = 8>
-struct SliceRegisters {
+/// What a lane has of its warp's share in an eighth of the largest slice, in registers.
+template <class Problem>
+struct EighthOfSlice {
   using In = typename Problem::In;
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
   /// Scalars that a lane takes at once: of 16 bits two, so that a warp's access has 4 bytes a lane.
   static constexpr int unit = sizeof(In) == 2 ? 2 : 1;
   static constexpr int stride = ReductionPlan::threads * unit;
-  static constexpr int columns_of_eighth =
-      ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In)) / 8;
-  static constexpr int steps_of_eighth = columns_of_eighth / stride;
-  static constexpr int count_of_eighth = steps_of_eighth * unit;
-  static constexpr int steps = eighths * steps_of_eighth;
+  static constexpr int columns = ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In)) / 8;
+  static constexpr int steps = columns / stride;
   static constexpr int count = steps * unit;
   /// Pairs of 16 bits without a transform stay as they are until they are used: half the registers.
   static constexpr bool packed =
       unit == 2 && std::is_same_v<Acc, float> && std::is_same_v<typename Problem::Transform, BoundIdentity>;
+  using Held = std::conditional_t<packed, unsigned, Acc>;
   using Exponential = std::conditional_t<packed, ExponentialOf16Bits<In>, ExponentialBelow<Acc>>;
 
-  std::conditional_t<packed, unsigned, Acc> held[packed ? steps : count];
-  int columns;  ///< of the slice
-  int left;     ///< of these from the lane's first on
+  Held held[packed ? steps : count];
 
-  /// The first column of the slice that a lane of a share has in step i.
-  __device__ static int column(int i, int share, int lane) { return i * stride + (share * 32 + lane) * unit; }
+  /// The first column of a lane of a share.
+  __device__ static int first_column(int share, int lane) { return (share * 32 + lane) * unit; }
   /// The share that a column of the slice belongs to.
   __device__ static int share_of(int column) { return column / (32 * unit) % ReductionPlan::shares; }
 
@@ -102,113 +97,98 @@ struct SliceRegisters {
     }
   }
 
-  /// Calls use with the first step of each eighth that the slice reaches into.
-  template <class Use>
-  __device__ __forceinline__ void in_eighths(const Use& use) const {
-#pragma unroll
-    for (int i = 0; i < eighths; ++i) {
-      if (i * columns_of_eighth >= columns) break;
-      use(i * steps_of_eighth);
-    }
-  }
-
-  /// Reads and transforms; past the end of the slice -inf. `slice` is at least as aligned as In.
+  /// Reads and transforms what begins at `from`, the lane's first column, and ends after `left` more; past the
+  /// end -inf. `whole`: that there is no end.
   template <class TransformRow>
-  __device__ void load(const In* slice, int columns_, int share, int lane, const TransformRow& transform,
-                       index_type first_column) {
-    const int first = column(0, share, lane);
-    columns = columns_;
-    left = columns - first;
-    if (unit == 2 && reinterpret_cast<std::uintptr_t>(slice) % 4 != 0) {
-      load_eighths<true>(slice + first, transform, first_column + first);
+  __device__ void load(const In* from, int left, bool whole, const TransformRow& transform,
+                       index_type column) {
+    const bool odd = unit == 2 && reinterpret_cast<std::uintptr_t>(from) % 4 != 0;
+    if (odd) {
+      load_steps<true, false>(from, left, transform, column);
+    } else if (whole) {
+      load_steps<false, true>(from, left, transform, column);
     } else {
-      load_eighths<false>(slice + first, transform, first_column + first);
+      load_steps<false, false>(from, left, transform, column);
     }
   }
 
-  /// The (max, sum) of the warp's share, the same in all lanes. `each(i, exponential)` sees the exponential of
-  /// every element below the maximum, uncorrected (ExponentialBelow).
-  template <class Each>
-  __device__ PartialSoftmax<Acc> reduce(const Each& each) {
-    const Acc max = maximum();
-    return share(max, sum(max, each));
-  }
+  /// The maximum of what lanes have; NaN where one is.
+  struct Maximum {
+    Held a, b;  ///< two chains, for their latency
 
-  // The same in steps, for several warps that have a part of a share each.
-
-  /// The maximum of the warp's elements; -largest where these are -inf, NaN where one is.
-  __device__ Acc maximum() const {
-    Acc max = -largest_v<Acc>;
-    if constexpr (packed) {
-      using Pair = PackedPair<In>;
-      unsigned a = Pair::minus_infinities, b = a;  // two chains, for their latency
-      in_eighths([&](int first) {
-#pragma unroll
-        for (int i = first; i < first + steps_of_eighth; i += 2) {
-          a = Pair::maximum_or_nan(a, held[i]);
-          b = Pair::maximum_or_nan(b, held[i + 1]);
-        }
-      });
-      a = Pair::maximum_or_nan(a, b);
-      max = maximum_or_nan(max, maximum_or_nan(Pair::low(a), Pair::high(a)));
-    } else {
-      Acc a = max, b = max;
-      in_eighths([&](int first) {
-#pragma unroll
-        for (int i = first * unit; i < (first + steps_of_eighth) * unit; i += 2) {
-          a = maximum_or_nan(a, held[i]);
-          b = maximum_or_nan(b, held[i + 1]);
-        }
-      });
-      max = maximum_or_nan(a, b);
+    __device__ static Maximum none() {
+      if constexpr (packed) {
+        return {PackedPair<In>::minus_infinities, PackedPair<In>::minus_infinities};
+      } else {
+        return {-infinity_v<Acc>, -infinity_v<Acc>};
+      }
     }
-    return maximum_of_warp(max);
-  }
+    __device__ void join(const EighthOfSlice& part) {
+#pragma unroll
+      for (int i = 0; i < (packed ? steps : count); i += 2) {
+        a = larger(a, part.held[i]);
+        b = larger(b, part.held[i + 1]);
+      }
+    }
+    /// At least -largest.
+    __device__ Acc of_warp() const {
+      Acc max;
+      if constexpr (packed) {
+        const unsigned pair = larger(a, b);
+        max = maximum_or_nan(PackedPair<In>::low(pair), PackedPair<In>::high(pair));
+      } else {
+        max = larger(a, b);
+      }
+      return maximum_of_warp(maximum_or_nan(max, -largest_v<Acc>));
+    }
 
-  /// What exponentials are taken below.
-  __device__ static Acc finite(Acc max) {
-    return max != max ? -largest_v<Acc> : max > largest_v<Acc> ? largest_v<Acc> : max;
-  }
+   private:
+    __device__ static Held larger(Held a, Held b) {
+      if constexpr (packed) {
+        return PackedPair<In>::maximum_or_nan(a, b);
+      } else {
+        return maximum_or_nan(a, b);
+      }
+    }
+  };
 
-  /// The sum of the warp's exponentials below a share's maximum.
+  /// The exponentials of elements below the maximum of a share, uncorrected (ExponentialBelow).
+  __device__ static Exponential exponential_below(Acc max) { return Exponential(base(max)); }
+
+  /// Adds the exponentials, each of which each(i, exponential) sees.
   template <class Each>
-  __device__ ShareSum<Acc> sum(Acc max, const Each& each) const {
+  __device__ void add_to(ShareSum<Acc>& sum, const Exponential& exponential, const Each& each) const {
     // A few in the accumulator's type, these in a better one: a lane whose own maximum weighs 1 would lose
     // what many small terms come to. 16 bits of output show less of that.
     constexpr int most = is_16_bit_v<Out> ? 8 : 4;
-    constexpr int few = count_of_eighth < most ? count_of_eighth : most;
-    const Exponential exponential(below(max));
-    ShareSum<Acc> total = ShareSum<Acc>::none();
-    in_eighths([&](int first) {
+    constexpr int few = count < most ? count : most;
 #pragma unroll
-      for (int i = first * unit; i < (first + steps_of_eighth) * unit; i += few) {
-        Acc e[few];
+    for (int i = 0; i < count; i += few) {
+      Acc e[few];
 #pragma unroll
-        for (int j = 0; j < few; ++j) {
-          if constexpr (packed) {
-            e[j] = exponential(value(i + j));
-          } else {
-            e[j] = exponential.uncorrected(value(i + j));
-          }
-          each(i + j, e[j]);
+      for (int j = 0; j < few; ++j) {
+        if constexpr (packed) {
+          e[j] = exponential(value(i + j));
+        } else {
+          e[j] = exponential.uncorrected(value(i + j));
         }
-#pragma unroll
-        for (int distance = 1; distance < few; distance *= 2) {
-#pragma unroll
-          for (int j = 0; j < few; j += 2 * distance) e[j] += e[j + distance];
-        }
-        total.join(ShareSum<Acc>::of(e[0]));
+        each(i + j, e[j]);
       }
-    });
-    return total.of_warp();
+#pragma unroll
+      for (int distance = 1; distance < few; distance *= 2) {
+#pragma unroll
+        for (int j = 0; j < few; j += 2 * distance) e[j] += e[j + distance];
+      }
+      sum.join(ShareSum<Acc>::of(e[0]));
+    }
   }
 
-  /// From the maximum and the sum of a whole share.
+  /// The (max, sum) of a whole share.
   __device__ static PartialSoftmax<Acc> share(Acc max, const ShareSum<Acc>& sum) {
     PartialSoftmax<Acc> result{finite(max), sum.exact()};
-    const Exponential exponential(below(max));
+    const Exponential exponential = exponential_below(max);
     if constexpr (packed) {
-      result.sum.scale(exponential.correction(below(max)));
+      result.sum.scale(exponential.correction(base(max)));
     } else {
       result.sum.scale(exponential.correction);
     }
@@ -216,53 +196,47 @@ struct SliceRegisters {
     return result;
   }
 
+  /// What takes the place of a maximum that is NaN or infinite.
+  __device__ static Acc finite(Acc max) {
+    return max != max ? -largest_v<Acc> : max > largest_v<Acc> ? largest_v<Acc> : max;
+  }
+
  private:
   /// Below no logit at all any number is as good, but not one whose product with log2(e) is infinite.
-  __device__ static Acc below(Acc max) {
+  __device__ static Acc base(Acc max) {
     if constexpr (packed) return max == -largest_v<Acc> ? Acc(0) : finite(max);
     return finite(max);
   }
 
-  template <bool odd, class TransformRow>
-  __device__ void load_eighths(const In* from, const TransformRow& transform, index_type first_column) {
-    in_eighths([&](int first) {
-      const auto load_steps = [&](auto whole) {
-#pragma unroll
-        for (int i = first; i < first + steps_of_eighth; ++i)
-          load_step<odd, decltype(whole)::value>(i, from + i * stride, transform, first_column + i * stride);
-      };
-      if ((first / steps_of_eighth + 1) * columns_of_eighth <= columns) {
-        load_steps(std::true_type{});
-      } else {
-        load_steps(std::false_type{});
-      }
-    });
-  }
-
   template <bool odd, bool whole, class TransformRow>
-  __device__ void load_step(int i, const In* from, const TransformRow& transform, index_type column) {
-    [[maybe_unused]] const auto exists = [&](int j) { return whole || i * stride + j < left; };
-    if constexpr (packed) {
-      if (exists(1)) {
-        held[i] = load_pair<odd>(from);
-      } else {
-        held[i] = PackedPair<In>::minus_infinities;
-        if (exists(0)) held[i] = (held[i] & 0xffff0000u) | bits_of_16(from);
-      }
-    } else {
-      In scalar[unit]{};
-      if (unit == 2 && exists(1)) {
-        if constexpr (unit == 2) {
-          const unsigned pair = load_pair<odd>(from);
-          memcpy(scalar, &pair, sizeof(scalar));
-        }
-      } else if (exists(0)) {
-        scalar[0] = from[0];
-      }
+  __device__ void load_steps(const In* from, int left, const TransformRow& transform, index_type column) {
 #pragma unroll
-      for (int j = 0; j < unit; ++j) {
-        held[i * unit + j] =
-            exists(j) ? transformed<Acc>(transform, load_as<Acc>(scalar[j]), column + j) : -infinity_v<Acc>;
+    for (int i = 0; i < steps; ++i) {
+      const In* const at = from + i * stride;
+      [[maybe_unused]] const auto exists = [&](int j) { return whole || i * stride + j < left; };
+      if constexpr (packed) {
+        if (exists(1)) {
+          held[i] = load_pair<odd>(at);
+        } else {
+          held[i] = PackedPair<In>::minus_infinities;
+          if (exists(0)) held[i] = (held[i] & 0xffff0000u) | bits_of_16(at);
+        }
+      } else {
+        In scalar[unit]{};
+        if (unit == 2 && exists(1)) {
+          if constexpr (unit == 2) {
+            const unsigned pair = load_pair<odd>(at);
+            memcpy(scalar, &pair, sizeof(scalar));
+          }
+        } else if (exists(0)) {
+          scalar[0] = at[0];
+        }
+#pragma unroll
+        for (int j = 0; j < unit; ++j) {
+          held[i * unit + j] = exists(j) ? transformed<Acc>(transform, load_as<Acc>(scalar[j]),
+                                                            column + i * stride + j)
+                                         : -infinity_v<Acc>;
+        }
       }
     }
   }
@@ -275,6 +249,52 @@ struct SliceRegisters {
   __device__ static unsigned load_pair(const In* at) {
     if constexpr (!odd) return *reinterpret_cast<const unsigned*>(at);
     return bits_of_16(at) | bits_of_16(at + 1) << 16;
+  }
+};
+
+/// A lane's part of its warp's share of a slice, or of a part of a slice, of so many eighths at most.
+template <class Problem, int eighths>
+struct SliceRegisters {
+  using Eighth = EighthOfSlice<Problem>;
+  using In = typename Problem::In;
+  using Acc = typename Problem::Acc;
+  Eighth part[eighths];
+
+  /// `slice` is at least as aligned as In.
+  template <class TransformRow>
+  __device__ void load(const In* slice, int columns, int share, int lane, const TransformRow& transform,
+                       index_type first_column) {
+    const int first = Eighth::first_column(share, lane);
+    in_eighths(columns, [&](int i) {
+      const int begin = first + i * Eighth::columns;
+      part[i].load(slice + begin, columns - begin, eighths == 8 && (i + 1) * Eighth::columns <= columns,
+                   transform, first_column + begin);
+    });
+  }
+  __device__ Acc maximum(int columns) const {
+    auto maximum = Eighth::Maximum::none();
+    in_eighths(columns, [&](int i) { maximum.join(part[i]); });
+    return maximum.of_warp();
+  }
+  /// each(eighth, i, exponential).
+  template <class Each>
+  __device__ ShareSum<Acc> sum(int columns, Acc max, const Each& each) const {
+    const auto exponential = Eighth::exponential_below(max);
+    auto sum = ShareSum<Acc>::none();
+    in_eighths(columns, [&](int i) {
+      part[i].add_to(sum, exponential, [&](int j, Acc exponential_of_j) { each(i, j, exponential_of_j); });
+    });
+    return sum.of_warp();
+  }
+
+  /// Calls use for the eighths that the slice reaches into. (Of a few it is no use to leave some out.)
+  template <class Use>
+  __device__ __forceinline__ static void in_eighths(int columns, const Use& use) {
+#pragma unroll
+    for (int i = 0; i < eighths; ++i) {
+      if (eighths == 8 && i * Eighth::columns >= columns) break;
+      use(i);
+    }
   }
 };
 

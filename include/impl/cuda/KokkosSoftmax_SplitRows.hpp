@@ -107,11 +107,12 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
   std::uint32_t epoch = 0;
   if (threadIdx.x == 0) epoch = call.workspace.epoch();
   using Registers = SliceRegisters<Problem, 8 / parts>;
+  using Eighth = typename Registers::Eighth;
   constexpr bool keeps_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
   Registers mine;
   mine.load(call.x + where.x_offset + first, columns, share, lane, problem.transform.at_row(where.index),
             first);
-  Acc max = mine.maximum();
+  Acc max = mine.maximum(columns);
   if (lane == 0) max_of_warp[warp] = max;
   if (threadIdx.x == 0) shared_epoch = epoch;
   __syncthreads();
@@ -124,11 +125,12 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
     for (int i = 1; i < parts; ++i) max = maximum_or_nan(max, max_of_warp[first_warp + i]);
   }
   [[maybe_unused]] const bool softmax = call.operation == Operation::softmax;
-  ShareSum<Acc> sum = mine.sum(max, [&]([[maybe_unused]] int i, [[maybe_unused]] Acc exponential_of_i) {
-    if constexpr (keeps_exponentials) {
-      if (softmax) mine.held[i] = exponential_of_i;
-    }
-  });
+  ShareSum<Acc> sum =
+      mine.sum(columns, max, [&]([[maybe_unused]] int e, [[maybe_unused]] int i, [[maybe_unused]] Acc exponential) {
+        if constexpr (keeps_exponentials) {
+          if (softmax) mine.part[e].held[i] = exponential;
+        }
+      });
   if constexpr (parts > 1) {
     if (lane == 0) sum_of_warp[warp] = sum;
     __syncthreads();
@@ -139,7 +141,7 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
   PartialWords<Acc>* const words = call.workspace.template partials<Acc>() + position * words_of_split_row;
   if (part == 0 && lane == 0) {
     PartialWords<Acc>::publish(words + share * most_slices_of_split_row + slice,
-                               Registers::share(max, sum), tag);
+                               Eighth::share(max, sum), tag);
   }
   // One warp, which then passes it on: the more poll the same words, the longer it takes.
   if (warp == warps - 1) {
@@ -157,19 +159,19 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
   }
   Out* const y = call.y + where.y_offset + first;
   const auto write = [&](const auto& output) {
-    mine.in_eighths([&](int step) {
+    Registers::in_eighths(columns, [&](int e) {
 #pragma unroll
-      for (int i = step; i < step + Registers::steps_of_eighth; ++i) {
-        Acc out[Registers::unit];
+      for (int i = 0; i < Eighth::steps; ++i) {
+        Acc out[Eighth::unit];
 #pragma unroll
-        for (int j = 0; j < Registers::unit; ++j) out[j] = output(mine.value(i * Registers::unit + j));
-        store_unit(y, mine.column(i, share, lane), columns, out);
+        for (int j = 0; j < Eighth::unit; ++j) out[j] = output(mine.part[e].value(i * Eighth::unit + j));
+        store_unit(y, Eighth::first_column(share, lane) + e * Eighth::columns + i * Eighth::stride, columns, out);
       }
     });
   };
   if constexpr (keeps_exponentials) {
     if (softmax) {
-      const Acc factor = result.factor_of_share(Registers::finite(max));
+      const Acc factor = result.factor_of_share(Eighth::finite(max));
       write([&](Acc exponential_of_i) { return exponential_of_i * factor; });
       return;
     }
