@@ -37,7 +37,7 @@ struct GridPipelinedShape {
   static constexpr int most_slots = 12;
   static constexpr int warps_of_group = ReductionPlan::shares;
   static constexpr int finishing_threads = ReductionPlan::threads;
-  static constexpr int threads = (2 * warps_of_group + 3) * 32;
+  static constexpr int threads = (2 * warps_of_group + 4) * 32;
 #ifndef KSLINE
 #define KSLINE 128
 #endif
@@ -62,18 +62,20 @@ struct GridPipelinedShape {
   /// an end of its own.
   int parties;
   bool rereads;
-  /// Where rows are read twice: slices that are published before the first of a row is finished (0 otherwise),
-  /// and slices at the end of a row that are to stay in L2 until then.
+  /// Where rows are read twice: slices that are published before the first of a row is finished (0
+  /// otherwise), and slices at the end of a row that are to stay in L2 until then.
   index_type finish_lag, slices_kept;
 
   /// Whether no block has to hear of another's slices.
-  KOKKOS_FORCEINLINE_FUNCTION bool whole_rows() const { return tickets_a_row == 1; }
+  KOKKOS_FORCEINLINE_FUNCTION bool whole_rows() const {
+    return tickets_a_row == 1;
+  }
   /// Tickets of a launch.
   KOKKOS_FORCEINLINE_FUNCTION index_type tickets(index_type rows) const {
     return rows * tickets_a_row + finish_lag;
   }
-  /// index / tickets_a_row and the rest: a division of 64 bits would take the producer's one thread longer than all
-  /// else that it does.
+  /// index / tickets_a_row and the rest: a division of 64 bits would take the producer's one thread longer
+  /// than all else that it does.
   __device__ void divide(index_type index, index_type& quotient, index_type& rest) const {
     quotient = __double2ll_rz(static_cast<double>(index) * rows_a_ticket);
     rest = index - quotient * tickets_a_row;
@@ -104,6 +106,7 @@ struct SliceInSlot {
   int columns;
   int shift;  ///< bytes of the slot before the slice
   SliceUse use;
+  index_type index;  ///< of the slice in its row
   bool last_of_row;
 
   /// Bytes of y before the first boundary that a bulk copy can start at.
@@ -126,8 +129,8 @@ __device__ __forceinline__ int opaque(int number) {
 }
 
 /// Turns a slice in its slot into its outputs. Which lane does what moves no bits. Outputs as large as the
-/// inputs stay in the slot, but for the few before the first boundary of y and behind the last, which go to y;
-/// others go to y all.
+/// inputs stay in the slot, but for the few before the first boundary of y and behind the last, which go to
+/// y; others go to y all.
 template <class Problem>
 struct SliceWriter {
   using In = typename Problem::In;
@@ -178,8 +181,7 @@ struct SliceWriter {
     }
 #pragma unroll
     for (int j = 1; j < width - 1; ++j)
-      factor[j] =
-          Eighth::share_of(first + j) == Eighth::share_of(first) ? factor[0] : factor[width - 1];
+      factor[j] = Eighth::share_of(first + j) == Eighth::share_of(first) ? factor[0] : factor[width - 1];
     const auto scaled_by_share = [&](int column, Acc held) {
       return held * row.factor_of_share(of_share[Eighth::share_of(column)].max);
     };
@@ -274,15 +276,18 @@ struct SliceWriter {
         store_streaming(to + at, out);
       }
     };
-    // Two vectors at once.
+    constexpr int at_once = 4;
+    int at = thread();
 #pragma unroll 1
-    for (int at = thread(); at < vectors; at += 2 * threads) {
-      const bool has_other = at + threads < vectors;
-      const InVector held = from[at];
-      const InVector other = has_other ? from[at + threads] : InVector{};
-      out_of(at, held);
-      if (has_other) out_of(at + threads, other);
+    for (; at + (at_once - 1) * threads < vectors; at += at_once * threads) {
+      InVector held[at_once];
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) held[i] = from[at + i * threads];
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) out_of(at + i * threads, held[i]);
     }
+#pragma unroll 1
+    for (; at < vectors; at += threads) out_of(at, from[at]);
     release();
   }
 
@@ -293,7 +298,7 @@ struct SliceWriter {
     if constexpr (!through_slot) {
       const In* const from = x();
 #pragma unroll 4
-      for (int c = thread(); c < slice.columns; c += threads) 
+      for (int c = thread(); c < slice.columns; c += threads)
         slice.y[c] = store_as<Out>(output(c, load_as<Acc>(from[c])));
     } else {
       const int first = min(slice.bytes_before_boundary() / static_cast<int>(sizeof(Out)), slice.columns);
@@ -355,7 +360,8 @@ struct SliceWriter {
     };
 #pragma unroll 1
     for (int part = 0; part < parts; ++part) {
-      const int first = (place > slice.shift ? parts - 1 - part : part) * part_words + warp * (part_words / shares);
+      const int first =
+          (place > slice.shift ? parts - 1 - part : part) * part_words + warp * (part_words / shares);
       const int word = first + lane;
       const int left = min(part_words / shares, words - first) - lane;
       unsigned out[steps];
@@ -534,6 +540,7 @@ struct GridPipelinedBlock {
     in.row = where.index;
     in.position = position;
     in.first_column = first;
+    in.index = slice;
     in.columns = static_cast<int>(columns);
     in.use = use;
     in.last_of_row = slice == shape.slices - 1;
@@ -627,7 +634,6 @@ struct GridPipelinedBlock {
 
   /// A warp of a group of publishers.
   __device__ void publish(int group, int groups, int warp) const {
-    int joins = 0;
     RingCursor at{group, 0};
     for (;; at.advance(shape.slots, groups)) {
       mbarrier_wait_parity(&ring[at.slot].full, at.parity);
@@ -639,8 +645,7 @@ struct GridPipelinedBlock {
       if (use == SliceUse::finish) {
         if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
       } else {
-        publish_slice(at, warp, warp == joins);
-        joins = (joins + 1) % warps_of_group;
+        publish_slice(at, warp);
       }
       release(at);
     }
@@ -652,44 +657,53 @@ struct GridPipelinedBlock {
     if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
   }
 
-  /// The (max, sum) of a warp's share. Two loops over the slot: with the slice in registers they would be
-  /// unrolled, and take more instructions than a multiprocessor has at hand. (One H200, 65536 columns of
-  /// bfloat16: XXX.)
+  /// The (max, sum) of a warp's share. Two loops over the slot, not unrolled to its end: instructions that
+  /// are not at hand are waited for.
+  template <bool odd>
   __device__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice, int warp) const {
     const int columns = in.columns;
     const int first = Eighth::first_column(warp, lane);
     const int left = columns - first;
     In* const from = slice + first;
-    const bool keeps_exponentials = in.use == SliceUse::hold && problem.operation == Operation::softmax;
-    const auto transform = problem.transform.at_row(in.row);
-    const auto write = [&](int column, Acc value) {
+    const auto write = [&](int begin, const auto& value_of) {
       if constexpr (writes_back) {
-        if (column < left) from[column] = value;
+#pragma unroll
+        for (int i = 0; i < Eighth::count; ++i) {
+          const int column = begin + i * Eighth::stride;
+          if (column < left) from[column] = value_of(i);
+        }
+      }
+    };
+    // use(eighth, first column) for the eighths of the slice.
+    const auto in_eighths = [&](const auto& transform, const auto& use) {
+      int begin = 0;
+#pragma unroll 4
+      for (; begin + Eighth::columns <= columns; begin += Eighth::columns) {
+        Eighth eighth;
+        eighth.template load<odd, true>(from + begin, 0, transform, in.first_column + first + begin);
+        use(eighth, begin);
+      }
+      if (begin < columns) {
+        Eighth eighth;
+        eighth.template load<odd, false>(from + begin, left - begin, transform,
+                                         in.first_column + first + begin);
+        use(eighth, begin);
       }
     };
     auto maximum = Eighth::Maximum::none();
-#pragma unroll 2
-    for (int begin = 0; begin < columns; begin += Eighth::columns) {
-      Eighth eighth;
-      eighth.load(from + begin, left - begin, begin + Eighth::columns <= columns, transform,
-                  in.first_column + first + begin);
+    in_eighths(problem.transform.at_row(in.row), [&](const Eighth& eighth, int begin) {
       maximum.join(eighth);
-      if constexpr (has_transform) {
-#pragma unroll
-        for (int i = 0; i < Eighth::count; ++i) write(begin + i * Eighth::stride, eighth.value(i));
-      }
-    }
+      if constexpr (has_transform) write(begin, [&](int i) { return eighth.value(i); });
+    });
     const Acc max = maximum.of_warp();
     const auto exponential = Eighth::exponential_below(max);
+    const bool keeps_exponentials = in.use == SliceUse::hold && problem.operation == Operation::softmax;
     auto sum = ShareSum<Acc>::none();
-#pragma unroll 2
-    for (int begin = 0; begin < columns; begin += Eighth::columns) {
-      Eighth eighth;
-      eighth.load(from + begin, left - begin, begin + Eighth::columns <= columns, BoundIdentity::Row{}, 0);
-      eighth.add_to(sum, exponential, [&](int i, Acc value) {
-        if (keeps_exponentials) write(begin + i * Eighth::stride, value);
-      });
-    }
+    in_eighths(BoundIdentity::Row{}, [&](const Eighth& eighth, int begin) {
+      Acc e[Eighth::count];
+      eighth.add_to(sum, exponential, [&](int i, Acc value) { e[i] = value; });
+      if (keeps_exponentials) write(begin, [&](int i) { return e[i]; });
+    });
     return Eighth::share(max, sum.of_warp());
   }
 
@@ -703,23 +717,39 @@ struct GridPipelinedBlock {
     return Eighth::share(max, mine.sum(columns, max, [](int, int, Acc) {}));
   }
 
-  /// Reduces a slice; one of the warps, in turns, joins what all found.
-  __device__ void publish_slice(const RingCursor& at, int warp, bool joins) const {
+  __device__ void publish_slice(const RingCursor& at, int warp) const {
     const SliceInSlot<Problem>& in = ring[at.slot].slice;
-    char* const data = slot(at.slot) + in.shift;
-    const PartialSoftmax<Acc> found =
-        writes_back || Eighth::packed
-            ? reduce_in_slot(in, reinterpret_cast<In*>(data), warp)
-            : reduce_in_registers(in, reinterpret_cast<const In*>(data), warp);
+    In* const slice = reinterpret_cast<In*>(slot(at.slot) + in.shift);
+    PartialSoftmax<Acc> found;
+    if constexpr (!writes_back && !Eighth::packed) {
+      found = reduce_in_registers(in, slice, warp);
+    } else if (Eighth::is_odd(slice)) {
+      found = reduce_in_slot<true>(in, slice, warp);
+    } else {
+      found = reduce_in_slot<false>(in, slice, warp);
+    }
     if (lane == 0) ring[at.slot].of_warp[warp] = found;
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
-    if (!joins || shape.whole_rows()) return;
-    mbarrier_wait_parity(&ring[at.slot].reduced, at.parity);
-    const PartialSoftmax<Acc> of_slice =
-        join_lanes<warps_of_group>(ring[at.slot].of_warp[lane % warps_of_group]);
-    if (lane != 0) return;
-    PartialWords<Acc>::publish(words_of(in.position) + in.first_column / shape.slice_columns, of_slice, tag());
+  }
+
+  /// One warp: joins what the publishers found, and tells the other blocks. (They themselves would be late
+  /// for their next slice, one of them for each, and so would all that wait for it.)
+  __device__ void announce() const {
+    if (shape.whole_rows()) return;
+    for (RingCursor at;; at.advance(shape.slots)) {
+      GridPipelinedSlot<Problem>& held = ring[at.slot];
+      mbarrier_wait_parity(&held.full, at.parity);
+      const SliceUse use = held.slice.use;
+      if (use == SliceUse::end) return;
+      if (use != SliceUse::finish) {
+        const index_type word = held.slice.position * shape.slices + held.slice.index;
+        mbarrier_wait_parity(&held.reduced, at.parity);
+        const PartialSoftmax<Acc> of_slice = join_lanes<warps_of_group>(held.of_warp[lane % warps_of_group]);
+        if (lane == 0) PartialWords<Acc>::publish(workspace.partials<Acc>() + word, of_slice, tag());
+      }
+      release(at);
+    }
   }
 
   /// A warp of the finishers.
@@ -819,8 +849,8 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads, 1)
       mbarrier_init(&ring[i].reduced, warps_of_group);
       mbarrier_init(&ring[i].ready, 1);
       mbarrier_init(&ring[i].written, warps_of_group);
-      // The publishers, the collector, and who stores.
-      mbarrier_init(&ring[i].empty, warps_of_group + 1 + (finishes ? 1 : 0));
+      // The publishers, who announces, the collector, and who stores.
+      mbarrier_init(&ring[i].empty, warps_of_group + (shape.whole_rows() ? 0 : 1) + 1 + (finishes ? 1 : 0));
     }
     fence_mbarrier_init();
     shared_epoch = workspace.epoch();
@@ -843,6 +873,8 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads, 1)
     if (block.lane == 0) block.produce();
   } else if (warp == 2 * warps_of_group + 1) {
     block.collect();
+  } else if (warp == 2 * warps_of_group + 2) {
+    block.announce();
   } else if (finishes && block.lane == 0) {
     block.store();
   }
@@ -885,7 +917,8 @@ struct GridPipelinedRows {
     shape.slots = std::min({slots, device.shared_bytes / (shape.slot_bytes + known_bytes),
                             GridPipelinedShape::most_slots}) /
                   shape.parties * shape.parties;
-    shape.most_copies = std::min(std::max(3, GridPipelinedShape::most_bytes_under_way / shape.slot_bytes), shape.slots);
+    shape.most_copies =
+        std::min(std::max(3, GridPipelinedShape::most_bytes_under_way / shape.slot_bytes), shape.slots);
     shape.rereads =
         problem.operation != Operation::logsumexp &&
         (plan.reads_twice || plan.slices > static_cast<index_type>(device.multiprocessors) * shape.slots);

@@ -97,18 +97,43 @@ struct EighthOfSlice {
     }
   }
 
-  /// Reads and transforms what begins at `from`, the lane's first column, and ends after `left` more; past the
-  /// end -inf. `whole`: that there is no end.
-  template <class TransformRow>
-  __device__ void load(const In* from, int left, bool whole, const TransformRow& transform,
-                       index_type column) {
-    const bool odd = unit == 2 && reinterpret_cast<std::uintptr_t>(from) % 4 != 0;
-    if (odd) {
-      load_steps<true, false>(from, left, transform, column);
-    } else if (whole) {
-      load_steps<false, true>(from, left, transform, column);
-    } else {
-      load_steps<false, false>(from, left, transform, column);
+  /// Whether the first column lies off a boundary of what a lane takes at once.
+  __device__ static bool is_odd(const In* from) {
+    return unit == 2 && reinterpret_cast<std::uintptr_t>(from) % 4 != 0;
+  }
+
+  /// Reads and transforms what begins at `from`, the lane's first column, and ends after `left` more; past
+  /// the end -inf. `whole`: there is no end.
+  template <bool odd, bool whole, class TransformRow>
+  __device__ void load(const In* from, int left, const TransformRow& transform, index_type column) {
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      const In* const at = from + i * stride;
+      [[maybe_unused]] const auto exists = [&](int j) { return whole || i * stride + j < left; };
+      if constexpr (packed) {
+        if (exists(1)) {
+          held[i] = load_pair<odd>(at);
+        } else {
+          held[i] = PackedPair<In>::minus_infinities;
+          if (exists(0)) held[i] = (held[i] & 0xffff0000u) | bits_of_16(at);
+        }
+      } else {
+        In scalar[unit]{};
+        if (unit == 2 && exists(1)) {
+          if constexpr (unit == 2) {
+            const unsigned pair = load_pair<odd>(at);
+            memcpy(scalar, &pair, sizeof(scalar));
+          }
+        } else if (exists(0)) {
+          scalar[0] = at[0];
+        }
+#pragma unroll
+        for (int j = 0; j < unit; ++j) {
+          held[i * unit + j] =
+              exists(j) ? transformed<Acc>(transform, load_as<Acc>(scalar[j]), column + i * stride + j)
+                        : -infinity_v<Acc>;
+        }
+      }
     }
   }
 
@@ -153,7 +178,9 @@ struct EighthOfSlice {
   };
 
   /// The exponentials of elements below the maximum of a share, uncorrected (ExponentialBelow).
-  __device__ static Exponential exponential_below(Acc max) { return Exponential(base(max)); }
+  __device__ static Exponential exponential_below(Acc max) {
+    return Exponential(base(max));
+  }
 
   /// Adds the exponentials, each of which each(i, exponential) sees.
   template <class Each>
@@ -208,39 +235,6 @@ struct EighthOfSlice {
     return finite(max);
   }
 
-  template <bool odd, bool whole, class TransformRow>
-  __device__ void load_steps(const In* from, int left, const TransformRow& transform, index_type column) {
-#pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      const In* const at = from + i * stride;
-      [[maybe_unused]] const auto exists = [&](int j) { return whole || i * stride + j < left; };
-      if constexpr (packed) {
-        if (exists(1)) {
-          held[i] = load_pair<odd>(at);
-        } else {
-          held[i] = PackedPair<In>::minus_infinities;
-          if (exists(0)) held[i] = (held[i] & 0xffff0000u) | bits_of_16(at);
-        }
-      } else {
-        In scalar[unit]{};
-        if (unit == 2 && exists(1)) {
-          if constexpr (unit == 2) {
-            const unsigned pair = load_pair<odd>(at);
-            memcpy(scalar, &pair, sizeof(scalar));
-          }
-        } else if (exists(0)) {
-          scalar[0] = at[0];
-        }
-#pragma unroll
-        for (int j = 0; j < unit; ++j) {
-          held[i * unit + j] = exists(j) ? transformed<Acc>(transform, load_as<Acc>(scalar[j]),
-                                                            column + i * stride + j)
-                                         : -infinity_v<Acc>;
-        }
-      }
-    }
-  }
-
   /// (The compiler takes a half or bfloat16 apart into its bytes.)
   __device__ static unsigned bits_of_16(const In* at) {
     return *reinterpret_cast<const unsigned short*>(at);
@@ -264,12 +258,18 @@ struct SliceRegisters {
   template <class TransformRow>
   __device__ void load(const In* slice, int columns, int share, int lane, const TransformRow& transform,
                        index_type first_column) {
-    const int first = Eighth::first_column(share, lane);
-    in_eighths(columns, [&](int i) {
-      const int begin = first + i * Eighth::columns;
-      part[i].load(slice + begin, columns - begin, eighths == 8 && (i + 1) * Eighth::columns <= columns,
-                   transform, first_column + begin);
-    });
+    const auto load_eighths = [&](auto odd) {
+      in_eighths(columns, [&](int i) {
+        const int begin = Eighth::first_column(share, lane) + i * Eighth::columns;
+        part[i].template load<decltype(odd)::value, false>(slice + begin, columns - begin, transform,
+                                                           first_column + begin);
+      });
+    };
+    if (Eighth::is_odd(slice)) {
+      load_eighths(std::true_type{});
+    } else {
+      load_eighths(std::false_type{});
+    }
   }
   __device__ Acc maximum(int columns) const {
     auto maximum = Eighth::Maximum::none();

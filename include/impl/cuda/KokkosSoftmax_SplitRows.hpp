@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
     for (int i = 1; i < parts; ++i) max = maximum_or_nan(max, max_of_warp[first_warp + i]);
   }
   [[maybe_unused]] const bool softmax = call.operation == Operation::softmax;
-  ShareSum<Acc> sum =
-      mine.sum(columns, max, [&]([[maybe_unused]] int e, [[maybe_unused]] int i, [[maybe_unused]] Acc exponential) {
+  ShareSum<Acc> sum = mine.sum(
+      columns, max, [&]([[maybe_unused]] int e, [[maybe_unused]] int i, [[maybe_unused]] Acc exponential) {
         if constexpr (keeps_exponentials) {
           if (softmax) mine.part[e].held[i] = exponential;
         }
@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
   }
   PartialWords<Acc>* const words = call.workspace.template partials<Acc>() + position * words_of_split_row;
   if (part == 0 && lane == 0) {
-    PartialWords<Acc>::publish(words + share * most_slices_of_split_row + slice,
-                               Eighth::share(max, sum), tag);
+    PartialWords<Acc>::publish(words + share * most_slices_of_split_row + slice, Eighth::share(max, sum),
+                               tag);
   }
   // One warp, which then passes it on: the more poll the same words, the longer it takes.
   if (warp == warps - 1) {
@@ -165,7 +165,8 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
         Acc out[Eighth::unit];
 #pragma unroll
         for (int j = 0; j < Eighth::unit; ++j) out[j] = output(mine.part[e].value(i * Eighth::unit + j));
-        store_unit(y, Eighth::first_column(share, lane) + e * Eighth::columns + i * Eighth::stride, columns, out);
+        store_unit(y, Eighth::first_column(share, lane) + e * Eighth::columns + i * Eighth::stride, columns,
+                   out);
       }
     });
   };
