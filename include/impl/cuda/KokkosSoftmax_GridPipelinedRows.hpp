@@ -137,14 +137,12 @@ struct SliceWriter {
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
   using Result = SlicedRowResult<Problem>;
-  using Eighth = EighthOfSlice<Problem>;
+  using Part = PartOfSlice<Problem>;
   static constexpr bool through_slot = sizeof(In) == sizeof(Out);
   static constexpr int threads = GridPipelinedShape::finishing_threads;
-  static constexpr int shares = ReductionPlan::shares;
   static constexpr int larger_scalar = sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out);
   static constexpr int width = GridPipelinedShape::copy_alignment / larger_scalar;  ///< elements of a vector
-  static constexpr int unit = Eighth::unit;
-  static constexpr int most_columns = ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In));
+  static constexpr int unit = Part::unit;
   /// (In words: the compiler gives each half or bfloat16 a register.)
   struct alignas(width * sizeof(In)) InVector {
     unsigned word[width * sizeof(In) / 4];
@@ -176,19 +174,18 @@ struct SliceWriter {
     Acc factor[width];
 #pragma unroll
     for (int j = 0; j < width; ++j) {
-      if (j == 0 || j == width - 1)
-        factor[j] = row.factor_of_share(of_share[Eighth::share_of(first + j)].max);
+      if (j == 0 || j == width - 1) factor[j] = row.factor_of_share(of_share[Part::share_of(first + j)].max);
     }
 #pragma unroll
     for (int j = 1; j < width - 1; ++j)
-      factor[j] = Eighth::share_of(first + j) == Eighth::share_of(first) ? factor[0] : factor[width - 1];
+      factor[j] = Part::share_of(first + j) == Part::share_of(first) ? factor[0] : factor[width - 1];
     const auto scaled_by_share = [&](int column, Acc held) {
-      return held * row.factor_of_share(of_share[Eighth::share_of(column)].max);
+      return held * row.factor_of_share(of_share[Part::share_of(column)].max);
     };
     write([&](int, int j, Acc held) { return held * factor[j]; }, scaled_by_share,
-          [&] {
-            const Acc of_warp = row.factor_of_share(of_share[warp].max);
-            return [of_warp](int, Acc held) { return held * of_warp; };
+          [&](int column) {
+            const Acc of_unit = row.factor_of_share(of_share[Part::share_of(column)].max);
+            return [of_unit](int, Acc held) { return held * of_unit; };
           },
           release);
   }
@@ -200,8 +197,8 @@ struct SliceWriter {
       const auto output = [&](int column, Acc held) {
         return output_of(transformed<Acc>(transform, held, first_column + column));
       };
-      write([&](int column, int, Acc held) { return output(column, held); }, output, [&] { return output; },
-            release);
+      write([&](int column, int, Acc held) { return output(column, held); }, output,
+            [&](int) { return output; }, release);
     });
   }
 
@@ -243,14 +240,15 @@ struct SliceWriter {
     return end;
   }
 
-  /// `output_of_unit()` gives the function for elements a multiple of a round of the shares apart.
+  /// `output_of_unit(column)` gives the function for elements of the unit there and those a multiple of a
+  /// round of the shares from it.
   template <class VectorOutput, class ScalarOutput, class OutputOfUnit, class Release>
   __device__ void write(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
                         const OutputOfUnit& output_of_unit, const Release& release) const {
     if (x_phase() == y_phase()) {
       write_vectors(vector_output, scalar_output, release);
     } else {
-      write_units(output_of_unit(), scalar_output, release);
+      write_units(output_of_unit, scalar_output, release);
     }
   }
 
@@ -268,8 +266,7 @@ struct SliceWriter {
       Acc value[width];
 #pragma unroll
       for (int j = 0; j < width; ++j) value[j] = vector_output(first + at * width + j, j, held.element(j));
-      OutVector out;
-      round_vector(value, out);
+      const OutVector out = rounded<OutVector>(value);
       if constexpr (through_slot) {
         to[at] = out;
       } else {
@@ -286,128 +283,86 @@ struct SliceWriter {
 #pragma unroll
       for (int i = 0; i < at_once; ++i) out_of(at + i * threads, held[i]);
     }
-#pragma unroll 1
-    for (; at < vectors; at += threads) out_of(at, from[at]);
+    InVector held[at_once - 1];
+#pragma unroll
+    for (int i = 0; i < at_once - 1; ++i) {
+      if (at + i * threads < vectors) held[i] = from[at + i * threads];
+    }
+#pragma unroll
+    for (int i = 0; i < at_once - 1; ++i) {
+      if (at + i * threads < vectors) out_of(at + i * threads, held[i]);
+    }
     release();
   }
 
   /// Where x and y lie differently.
-  template <class Output, class ScalarOutput, class Release>
-  __device__ void write_units(const Output& output, const ScalarOutput& scalar_output,
+  template <class OutputOfUnit, class ScalarOutput, class Release>
+  __device__ void write_units(const OutputOfUnit& output_of_unit, const ScalarOutput& scalar_output,
                               const Release& release) const {
     if constexpr (!through_slot) {
+      const auto& output = output_of_unit(thread());
       const In* const from = x();
 #pragma unroll 4
       for (int c = thread(); c < slice.columns; c += threads)
         slice.y[c] = store_as<Out>(output(c, load_as<Acc>(from[c])));
     } else {
       const int first = min(slice.bytes_before_boundary() / static_cast<int>(sizeof(Out)), slice.columns);
-      const End end = end_of(first, first + (slice.columns - first) / width * width, scalar_output);
+      const int units = (slice.columns - first) / width * width / unit;
+      const End end = end_of(first, first + units * unit, scalar_output);
       if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
-      if constexpr (unit == 2) {
-        move_pairs(output);
-      } else {
-        move_scalars(output);
-      }
+      if (units > 0) move_units(first, units, output_of_unit(first + thread() * unit));
     }
     release();
   }
 
-  /// An eighth of a slice is read before any of it is written, and the eighths in the order in which none is
-  /// written to the place of one that is still to be read.
+  /// Writes what a bulk copy can take to y to its place in the slot. Some units of a thread at once are read
+  /// before any of these is written, and in the order in which none is written to the place of one that is
+  /// still to be read.
   template <class Output>
-  __device__ void move_scalars(const Output& output) const {
-    constexpr int part_columns = most_columns / 8;
-    constexpr int steps = part_columns / threads;
-    const int place = slice.bytes_before_outputs();
-    Out* const to = reinterpret_cast<Out*>(slot + place);
-#pragma unroll 1
-    for (int part = 0; part < 8; ++part) {
-      const int begin = (place > slice.shift ? 7 - part : part) * part_columns + thread();
-      In held[steps];
-#pragma unroll
-      for (int i = 0; i < steps; ++i) {
-        const int c = begin + i * threads;
-        if (c < slice.columns) held[i] = x()[c];
-      }
-      barrier_sync(1, threads);
-#pragma unroll
-      for (int i = 0; i < steps; ++i) {
-        const int c = begin + i * threads;
-        if (c < slice.columns) to[c] = store_as<Out>(output(c, load_as<Acc>(held[i])));
-      }
-    }
-  }
-
-  /// Of 16 bits: pairs as they lie in the words of the slot. If the words of y pair other neighbours, a lane
-  /// makes one of the halves of two lanes.
-  template <class Output>
-  __device__ void move_pairs(const Output& output) const {
-    constexpr int part_words = most_columns / unit / 8;
-    constexpr int steps = part_words / threads;
-    constexpr bool has_transform = !std::is_same_v<typename Problem::Transform, BoundIdentity>;
-    const int columns = slice.columns;
-    const int place = slice.bytes_before_outputs();
-    const int before = slice.shift / 2 % 2;  // halves of the first word before the slice
-    const bool regroups = before != place / 2 % 2;
-    const int words = (columns + before + 1) / 2;
-    const int parts = (words + part_words - 1) / part_words;
-    const auto* const from = reinterpret_cast<const unsigned*>(slot + slice.shift - 2 * before);
-    auto* const to = reinterpret_cast<unsigned*>(slot + place - 2 * before - (regroups ? 2 : 0));
-    const auto output_of = [&](int column, Acc held) {
-      if (has_transform && static_cast<unsigned>(column) >= static_cast<unsigned>(columns)) return Acc(0);
-      return static_cast<Acc>(output(column, held));
+  __device__ void move_units(int first, int units, const Output& output) const {
+    constexpr int steps = 8;
+    struct alignas(unit * sizeof(Out)) OutUnit {
+      Out e[unit];
     };
+    const int place = slice.bytes_before_outputs();
+    const bool moves_up = place > slice.shift;
+    const In* const from = x() + first;
+    OutUnit* const to = reinterpret_cast<OutUnit*>(slot + place + first * static_cast<int>(sizeof(Out)));
+    const int turns = (units + steps * threads - 1) / (steps * threads);
 #pragma unroll 1
-    for (int part = 0; part < parts; ++part) {
-      const int first =
-          (place > slice.shift ? parts - 1 - part : part) * part_words + warp * (part_words / shares);
-      const int word = first + lane;
-      const int left = min(part_words / shares, words - first) - lane;
-      unsigned out[steps];
+    for (int turn = 0; turn < turns; ++turn) {
+      const int begin = (moves_up ? turns - 1 - turn : turn) * steps * threads + thread();
+      In held[steps][unit];
 #pragma unroll
       for (int i = 0; i < steps; ++i) {
-        if (i * 32 < left) {
-          const unsigned pair = from[word + i * 32];
-          const int column = 2 * (word + i * 32) - before;
-          out[i] = rounded_pair<Out>(output_of(column, PackedPair<In>::low(pair)),
-                                     output_of(column + 1, PackedPair<In>::high(pair)));
-        }
+#pragma unroll
+        for (int j = 0; j < unit; ++j) held[i][j] = from[min(begin + i * threads, units - 1) * unit + j];
       }
       barrier_sync(1, threads);
-      unsigned of_last_lane = 0;
 #pragma unroll
       for (int i = 0; i < steps; ++i) {
-        if (!regroups) {
-          if (i * 32 < left) to[word + i * 32] = out[i];
-          continue;
-        }
-        const unsigned of_previous_lane = __shfl_sync(0xffffffffu, out[i], (lane + 31) % 32);
-        const unsigned previous = lane == 0 ? of_last_lane : of_previous_lane;
-        of_last_lane = of_previous_lane;
-        if (i * 32 >= left) continue;
-        // Of a word that two warps have a half of, each writes its own.
-        auto* const halves = reinterpret_cast<unsigned short*>(to + word + i * 32);
-        if (i > 0 || lane > 0) {
-          to[word + i * 32] = __funnelshift_l(previous, out[i], 16);
-        } else if (word > 0 || before == 0) {
-          halves[1] = static_cast<unsigned short>(out[i]);
-        }
-        if (i * 32 == left - 1) halves[2] = static_cast<unsigned short>(out[i] >> 16);
+        const int at = min(begin + i * threads, units - 1);
+        Acc out[unit];
+#pragma unroll
+        for (int j = 0; j < unit; ++j) out[j] = output(first + at * unit + j, load_as<Acc>(held[i][j]));
+        if (begin + i * threads < units) to[at] = rounded<OutUnit>(out);
       }
     }
   }
 
-  __device__ static void round_vector(const Acc (&value)[width], OutVector& out) {
-    if constexpr (is_16_bit_v<Out> && std::is_same_v<Acc, float> && width % 2 == 0) {
-      unsigned words[width / 2];
+  template <class OutVectorOrUnit, int count>
+  __device__ static OutVectorOrUnit rounded(const Acc (&value)[count]) {
+    OutVectorOrUnit out;
+    if constexpr (is_16_bit_v<Out> && std::is_same_v<Acc, float> && count % 2 == 0) {
+      unsigned words[count / 2];
 #pragma unroll
-      for (int i = 0; i < width; i += 2) words[i / 2] = rounded_pair<Out>(value[i], value[i + 1]);
+      for (int i = 0; i < count; i += 2) words[i / 2] = rounded_pair<Out>(value[i], value[i + 1]);
       memcpy(&out, words, sizeof(out));
     } else {
 #pragma unroll
-      for (int i = 0; i < width; ++i) out.e[i] = store_as<Out>(value[i]);
+      for (int i = 0; i < count; ++i) out.e[i] = store_as<Out>(value[i]);
     }
+    return out;
   }
 };
 
@@ -445,7 +400,7 @@ struct GridPipelinedBlock {
   using In = typename Problem::In;
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
-  using Eighth = EighthOfSlice<Problem>;
+  using Part = PartOfSlice<Problem>;
   static constexpr bool has_transform = !std::is_same_v<typename Problem::Transform, BoundIdentity>;
   /// The exponentials go back to the slot where they fit, or the transformed logits for log_softmax, so that
   /// a transform and its operands are used once.
@@ -662,72 +617,68 @@ struct GridPipelinedBlock {
   template <bool odd>
   __device__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice, int warp) const {
     const int columns = in.columns;
-    const int first = Eighth::first_column(warp, lane);
+    const int first = Part::first_column(warp, lane);
     const int left = columns - first;
     In* const from = slice + first;
     const auto write = [&](int begin, const auto& value_of) {
       if constexpr (writes_back) {
 #pragma unroll
-        for (int i = 0; i < Eighth::count; ++i) {
-          const int column = begin + i * Eighth::stride;
+        for (int i = 0; i < Part::count; ++i) {
+          const int column = begin + i * Part::stride;
           if (column < left) from[column] = value_of(i);
         }
       }
     };
-    // use(eighth, first column) for the eighths of the slice.
-    const auto in_eighths = [&](const auto& transform, const auto& use) {
+    // use(part, first column) for the parts of the slice, some at once: one alone would be waited for.
+    const auto in_parts = [&](const auto& transform, const auto& use) {
+      const auto some = [&](int begin, auto count, auto whole) {
+        Part part[decltype(count)::value];
+#pragma unroll
+        for (int i = 0; i < decltype(count)::value; ++i) {
+          const int begin_of_part = begin + i * Part::columns;
+          part[i].template load<odd, decltype(whole)::value>(
+              from + begin_of_part, left - begin_of_part, transform, in.first_column + first + begin_of_part);
+        }
+#pragma unroll
+        for (int i = 0; i < decltype(count)::value; ++i) use(part[i], begin + i * Part::columns);
+      };
+      constexpr int at_once = sizeof(Acc) == 8 || (Part::unit == 2 && !Part::packed) ? 2 : 4;
       int begin = 0;
-#pragma unroll 4
-      for (; begin + Eighth::columns <= columns; begin += Eighth::columns) {
-        Eighth eighth;
-        eighth.template load<odd, true>(from + begin, 0, transform, in.first_column + first + begin);
-        use(eighth, begin);
-      }
-      if (begin < columns) {
-        Eighth eighth;
-        eighth.template load<odd, false>(from + begin, left - begin, transform,
-                                         in.first_column + first + begin);
-        use(eighth, begin);
-      }
+#pragma unroll 1
+      for (; begin + at_once * Part::columns <= columns; begin += at_once * Part::columns)
+        some(begin, std::integral_constant<int, at_once>{}, std::true_type{});
+#pragma unroll 1
+      for (; begin < columns; begin += 2 * Part::columns)
+        some(begin, std::integral_constant<int, 2>{}, std::false_type{});
     };
-    auto maximum = Eighth::Maximum::none();
-    in_eighths(problem.transform.at_row(in.row), [&](const Eighth& eighth, int begin) {
-      maximum.join(eighth);
-      if constexpr (has_transform) write(begin, [&](int i) { return eighth.value(i); });
+    const auto transform = problem.transform.at_row(in.row);
+    auto maximum = Part::Maximum::none();
+    in_parts(transform, [&](const Part& part, int begin) {
+      maximum.join(part);
+      if constexpr (has_transform) write(begin, [&](int i) { return part.value(i); });
     });
     const Acc max = maximum.of_warp();
-    const auto exponential = Eighth::exponential_below(max);
+    const auto exponential = Part::exponential_below(max);
     const bool keeps_exponentials = in.use == SliceUse::hold && problem.operation == Operation::softmax;
     auto sum = ShareSum<Acc>::none();
-    in_eighths(BoundIdentity::Row{}, [&](const Eighth& eighth, int begin) {
-      Acc e[Eighth::count];
-      eighth.add_to(sum, exponential, [&](int i, Acc value) { e[i] = value; });
+    const auto add = [&](const Part& part, int begin) {
+      Acc e[Part::count];
+      part.add_to(sum, exponential, [&](int i, Acc value) { e[i] = value; });
       if (keeps_exponentials) write(begin, [&](int i) { return e[i]; });
-    });
-    return Eighth::share(max, sum.of_warp());
-  }
-
-  /// The same where the slot cannot hold what a transform makes of it.
-  __device__ PartialSoftmax<Acc> reduce_in_registers(const SliceInSlot<Problem>& in, const In* slice,
-                                                     int warp) const {
-    const int columns = in.columns;
-    SliceRegisters<Problem, 8> mine;
-    mine.load(slice, columns, warp, opaque(lane), problem.transform.at_row(in.row), in.first_column);
-    const Acc max = mine.maximum(columns);
-    return Eighth::share(max, mine.sum(columns, max, [](int, int, Acc) {}));
+    };
+    if constexpr (writes_back) {
+      in_parts(BoundIdentity::Row{}, add);
+    } else {
+      in_parts(transform, add);
+    }
+    return Part::share(max, sum.of_warp());
   }
 
   __device__ void publish_slice(const RingCursor& at, int warp) const {
     const SliceInSlot<Problem>& in = ring[at.slot].slice;
     In* const slice = reinterpret_cast<In*>(slot(at.slot) + in.shift);
-    PartialSoftmax<Acc> found;
-    if constexpr (!writes_back && !Eighth::packed) {
-      found = reduce_in_registers(in, slice, warp);
-    } else if (Eighth::is_odd(slice)) {
-      found = reduce_in_slot<true>(in, slice, warp);
-    } else {
-      found = reduce_in_slot<false>(in, slice, warp);
-    }
+    const PartialSoftmax<Acc> found = Part::is_odd(slice) ? reduce_in_slot<true>(in, slice, warp)
+                                                          : reduce_in_slot<false>(in, slice, warp);
     if (lane == 0) ring[at.slot].of_warp[warp] = found;
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);

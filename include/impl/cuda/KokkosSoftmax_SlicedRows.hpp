@@ -64,16 +64,16 @@ struct ShareSum<double> {
   }
 };
 
-/// What a lane has of its warp's share in an eighth of the largest slice, in registers.
+/// What a lane has of its warp's share in a part of a slice, in registers.
 template <class Problem>
-struct EighthOfSlice {
+struct PartOfSlice {
   using In = typename Problem::In;
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
   /// Scalars that a lane takes at once: of 16 bits two, so that a warp's access has 4 bytes a lane.
   static constexpr int unit = sizeof(In) == 2 ? 2 : 1;
   static constexpr int stride = ReductionPlan::threads * unit;
-  static constexpr int columns = ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In)) / 8;
+  static constexpr int columns = ReductionPlan::part_bytes / static_cast<int>(sizeof(In));
   static constexpr int steps = columns / stride;
   static constexpr int count = steps * unit;
   /// Pairs of 16 bits without a transform stay as they are until they are used: half the registers.
@@ -111,17 +111,15 @@ struct EighthOfSlice {
       const In* const at = from + i * stride;
       [[maybe_unused]] const auto exists = [&](int j) { return whole || i * stride + j < left; };
       if constexpr (packed) {
-        if (exists(1)) {
-          held[i] = load_pair<odd>(at);
-        } else {
-          held[i] = PackedPair<In>::minus_infinities;
-          if (exists(0)) held[i] = (held[i] & 0xffff0000u) | bits_of_16(at);
-        }
+        // (What lies behind the slice lies in its slot, or in its row.)
+        held[i] = PackedPair<In>::minus_infinities;
+        if (exists(0)) held[i] = load_pair<odd>(at, exists(1));
+        if (!exists(1)) held[i] = (held[i] & 0xffffu) | (PackedPair<In>::minus_infinities & 0xffff0000u);
       } else {
         In scalar[unit]{};
         if (unit == 2 && exists(1)) {
           if constexpr (unit == 2) {
-            const unsigned pair = load_pair<odd>(at);
+            const unsigned pair = load_pair<odd>(at, true);
             memcpy(scalar, &pair, sizeof(scalar));
           }
         } else if (exists(0)) {
@@ -148,7 +146,7 @@ struct EighthOfSlice {
         return {-infinity_v<Acc>, -infinity_v<Acc>};
       }
     }
-    __device__ void join(const EighthOfSlice& part) {
+    __device__ void join(const PartOfSlice& part) {
 #pragma unroll
       for (int i = 0; i < (packed ? steps : count); i += 2) {
         a = larger(a, part.held[i]);
@@ -235,64 +233,64 @@ struct EighthOfSlice {
     return finite(max);
   }
 
-  /// (The compiler takes a half or bfloat16 apart into its bytes.)
-  __device__ static unsigned bits_of_16(const In* at) {
-    return *reinterpret_cast<const unsigned short*>(at);
-  }
+  /// (The compiler takes a half or bfloat16 apart into its bytes.) Of the second one anything where it does
+  /// not exist, and is not in the same word.
   template <bool odd>
-  __device__ static unsigned load_pair(const In* at) {
+  __device__ static unsigned load_pair(const In* at, bool second_exists) {
     if constexpr (!odd) return *reinterpret_cast<const unsigned*>(at);
-    return bits_of_16(at) | bits_of_16(at + 1) << 16;
+    const auto* const bits = reinterpret_cast<const unsigned short*>(at);
+    const unsigned second = second_exists ? bits[1] : 0u;
+    return bits[0] | second << 16;
   }
 };
 
-/// A lane's part of its warp's share of a slice, or of a part of a slice, of so many eighths at most.
-template <class Problem, int eighths>
-struct SliceRegisters {
-  using Eighth = EighthOfSlice<Problem>;
+/// Some parts, one after the other.
+template <class Problem, int parts>
+struct PartsOfSlice {
+  using Part = PartOfSlice<Problem>;
   using In = typename Problem::In;
   using Acc = typename Problem::Acc;
-  Eighth part[eighths];
+  Part part[parts];
 
-  /// `slice` is at least as aligned as In.
+  /// `first` is at least as aligned as In; `columns` as many as the parts have at most.
   template <class TransformRow>
-  __device__ void load(const In* slice, int columns, int share, int lane, const TransformRow& transform,
+  __device__ void load(const In* first, int columns, int share, int lane, const TransformRow& transform,
                        index_type first_column) {
-    const auto load_eighths = [&](auto odd) {
-      in_eighths(columns, [&](int i) {
-        const int begin = Eighth::first_column(share, lane) + i * Eighth::columns;
-        part[i].template load<decltype(odd)::value, false>(slice + begin, columns - begin, transform,
+    const auto load_parts = [&](auto odd) {
+      in_parts(columns, [&](int i) {
+        const int begin = Part::first_column(share, lane) + i * Part::columns;
+        part[i].template load<decltype(odd)::value, false>(first + begin, columns - begin, transform,
                                                            first_column + begin);
       });
     };
-    if (Eighth::is_odd(slice)) {
-      load_eighths(std::true_type{});
+    if (Part::is_odd(first)) {
+      load_parts(std::true_type{});
     } else {
-      load_eighths(std::false_type{});
+      load_parts(std::false_type{});
     }
   }
   __device__ Acc maximum(int columns) const {
-    auto maximum = Eighth::Maximum::none();
-    in_eighths(columns, [&](int i) { maximum.join(part[i]); });
+    auto maximum = Part::Maximum::none();
+    in_parts(columns, [&](int i) { maximum.join(part[i]); });
     return maximum.of_warp();
   }
-  /// each(eighth, i, exponential).
+  /// each(part, i, exponential).
   template <class Each>
   __device__ ShareSum<Acc> sum(int columns, Acc max, const Each& each) const {
-    const auto exponential = Eighth::exponential_below(max);
+    const auto exponential = Part::exponential_below(max);
     auto sum = ShareSum<Acc>::none();
-    in_eighths(columns, [&](int i) {
+    in_parts(columns, [&](int i) {
       part[i].add_to(sum, exponential, [&](int j, Acc exponential_of_j) { each(i, j, exponential_of_j); });
     });
     return sum.of_warp();
   }
 
-  /// Calls use for the eighths that the slice reaches into. (Of a few it is no use to leave some out.)
+  /// Calls use for the parts that the columns reach into.
   template <class Use>
-  __device__ __forceinline__ static void in_eighths(int columns, const Use& use) {
+  __device__ __forceinline__ static void in_parts(int columns, const Use& use) {
 #pragma unroll
-    for (int i = 0; i < eighths; ++i) {
-      if (eighths == 8 && i * Eighth::columns >= columns) break;
+    for (int i = 0; i < parts; ++i) {
+      if (i * Part::columns >= columns) break;
       use(i);
     }
   }
