@@ -37,7 +37,7 @@ struct GridPipelinedShape {
   static constexpr int most_slots = 12;
   static constexpr int warps_of_group = ReductionPlan::shares;
   static constexpr int finishing_threads = ReductionPlan::threads;
-  static constexpr int threads = (2 * warps_of_group + 4) * 32;
+  static constexpr int threads(int groups) { return ((groups + 1) * warps_of_group + 4) * 32; }
 #ifndef KSLINE
 #define KSLINE 128
 #endif
@@ -55,11 +55,12 @@ struct GridPipelinedShape {
   double rows_a_ticket;
   int slices_a_ticket;
   int slice_columns;
-  int slots;  ///< a multiple of the parties
+  int slots;
   int slot_bytes;
   int most_copies;  ///< to slots under way at once
-  /// Groups of publishers that slots are dealt to in turn: each sees every phase of its slots' barriers, and
-  /// an end of its own.
+  /// Groups of publishers that slots are dealt to in turn. Each sees an end of its own, and never a barrier
+  /// two phases behind: what it waits for begins when copies to the slots of the turn before have long
+  /// arrived.
   int parties;
   bool rereads;
   /// Where rows are read twice: slices that are published before the first of a row is finished (0
@@ -648,8 +649,9 @@ struct GridPipelinedBlock {
       for (; begin + at_once * Part::columns <= columns; begin += at_once * Part::columns)
         some(begin, std::integral_constant<int, at_once>{}, std::true_type{});
 #pragma unroll 1
-      for (; begin < columns; begin += 2 * Part::columns)
+      for (; begin + Part::columns < columns; begin += 2 * Part::columns)
         some(begin, std::integral_constant<int, 2>{}, std::false_type{});
+      if (begin < columns) some(begin, std::integral_constant<int, 1>{}, std::false_type{});
     };
     const auto transform = problem.transform.at_row(in.row);
     auto maximum = Part::Maximum::none();
@@ -677,8 +679,8 @@ struct GridPipelinedBlock {
   __device__ void publish_slice(const RingCursor& at, int warp) const {
     const SliceInSlot<Problem>& in = ring[at.slot].slice;
     In* const slice = reinterpret_cast<In*>(slot(at.slot) + in.shift);
-    const PartialSoftmax<Acc> found = Part::is_odd(slice) ? reduce_in_slot<true>(in, slice, warp)
-                                                          : reduce_in_slot<false>(in, slice, warp);
+    const PartialSoftmax<Acc> found =
+        Part::is_odd(slice) ? reduce_in_slot<true>(in, slice, warp) : reduce_in_slot<false>(in, slice, warp);
     if (lane == 0) ring[at.slot].of_warp[warp] = found;
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
@@ -783,8 +785,12 @@ struct GridPipelinedBlock {
   }
 };
 
+/// Groups of publishers. Those of 16 bits, which come twice as many in the same time, are two.
 template <class Problem>
-__global__ void __launch_bounds__(GridPipelinedShape::threads, 1)
+inline constexpr int groups_of_publishers = PartOfSlice<Problem>::packed ? 2 : 1;
+
+template <class Problem>
+__global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishers<Problem>), 1)
     grid_pipelined_rows_kernel(const __grid_constant__ Problem problem,
                                const __grid_constant__ GridPipelinedShape shape,
                                const __grid_constant__ CudaWorkspace workspace) {
@@ -812,19 +818,20 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads, 1)
   const int warp = threadIdx.x / 32;
   const GridPipelinedBlock<Problem> block{
       problem, shape, workspace, ring, grid_pipelined_slots, epoch, static_cast<int>(threadIdx.x % 32)};
-  if (warp < warps_of_group) {
-    block.publish(0, shape.parties, warp);
-  } else if (warp < 2 * warps_of_group) {
+  constexpr int publishers = groups_of_publishers<Problem> * warps_of_group;
+  if (warp < publishers) {
+    block.publish(warp / warps_of_group, shape.parties, warp % warps_of_group);
+  } else if (warp < publishers + warps_of_group) {
     if (finishes) {
-      block.finish(warp - warps_of_group);
+      block.finish(warp - publishers);
     } else {
-      block.publish(1, shape.parties, warp - warps_of_group);
+      block.publish(groups_of_publishers<Problem>, shape.parties, warp - publishers);
     }
-  } else if (warp == 2 * warps_of_group) {
+  } else if (warp == publishers + warps_of_group) {
     if (block.lane == 0) block.produce();
-  } else if (warp == 2 * warps_of_group + 1) {
+  } else if (warp == publishers + warps_of_group + 1) {
     block.collect();
-  } else if (warp == 2 * warps_of_group + 2) {
+  } else if (warp == publishers + warps_of_group + 2) {
     block.announce();
   } else if (finishes && block.lane == 0) {
     block.store();
@@ -841,7 +848,7 @@ struct GridPipelinedRows {
   static std::string_view refuse(const Exec& exec, const Problem& problem) {
     const std::string_view layout = refuse_sliced_rows(problem);
     if (!layout.empty()) return layout;
-    const char* refusal = limits(exec, &grid_pipelined_rows_kernel<Problem>).refusal;
+    const char* refusal = limits<Problem>(exec, &grid_pipelined_rows_kernel<Problem>).refusal;
     return refusal ? std::string_view(refusal) : std::string_view();
   }
 
@@ -856,7 +863,7 @@ struct GridPipelinedRows {
                        int slots = GridPipelinedShape::most_slots, int v = 0) {
     using In = typename Problem::In;
     const auto kernel = &grid_pipelined_rows_kernel<Problem>;
-    const CooperativeLimits& device = limits(exec, kernel);
+    const CooperativeLimits& device = limits<Problem>(exec, kernel);
     GridPipelinedShape shape{};
     shape.slices = plan.slices;
     shape.slice_columns = plan.slice_columns;
@@ -864,18 +871,19 @@ struct GridPipelinedRows {
     shape.slot_bytes = plan.slice_columns * static_cast<int>(sizeof(In)) +
                        (begins_with_lines(problem) ? 0 : GridPipelinedShape::line);
     constexpr int known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
-    shape.parties = problem.operation == Operation::logsumexp ? 2 : 1;
-    shape.slots = std::min({slots, device.shared_bytes / (shape.slot_bytes + known_bytes),
-                            GridPipelinedShape::most_slots}) /
-                  shape.parties * shape.parties;
+    // The finishers publish, too, where there is nothing to finish.
+    shape.parties = groups_of_publishers<Problem> + (problem.operation == Operation::logsumexp ? 1 : 0);
+    shape.slots = std::min(
+        {slots, device.shared_bytes / (shape.slot_bytes + known_bytes), GridPipelinedShape::most_slots});
     shape.most_copies =
-        std::min(std::max(3, GridPipelinedShape::most_bytes_under_way / shape.slot_bytes), shape.slots);
+        std::max(1, std::min(std::max(3, GridPipelinedShape::most_bytes_under_way / shape.slot_bytes),
+                             shape.slots - shape.parties));
     shape.rereads =
         problem.operation != Operation::logsumexp &&
         (plan.reads_twice || plan.slices > static_cast<index_type>(device.multiprocessors) * shape.slots);
     shape.slices_a_ticket = 1;
     if (shape.rereads) {
-      const index_type lags[] = {264, 0, 132, 396};
+      const index_type lags[] = {0, 33, 66, 99};
       const index_type kept[] = {24, 0, 16, 32};
       shape.finish_lag = plan.slices + lags[v >> 3 & 3];
       shape.slices_kept = (kept[v >> 5 & 3] << 20) / (plan.slice_columns * sizeof(In));
@@ -891,7 +899,8 @@ struct GridPipelinedRows {
     shape.tickets_a_row = (plan.slices + shape.slices_a_ticket - 1) / shape.slices_a_ticket;
     shape.rows_a_ticket = 1.0 / static_cast<double>(shape.tickets_a_row);
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(exec, kernel, device.multiprocessors, GridPipelinedShape::threads,
+      launch_cooperatively(exec, kernel, device.multiprocessors,
+                           GridPipelinedShape::threads(groups_of_publishers<Problem>),
                            static_cast<std::size_t>(shape.slots) * (shape.slot_bytes + known_bytes), problem,
                            shape, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
     });
@@ -926,9 +935,10 @@ struct GridPipelinedRows {
     return plan.slices > 1 ? problem.geometry.rows * plan.slices : 0;
   }
 
-  template <class Kernel>
+  template <class Problem, class Kernel>
   static const CooperativeLimits& limits(const Kokkos::Cuda& exec, Kernel kernel) {
-    return cooperative_limits(kernel, exec.cuda_device(), GridPipelinedShape::threads, true);
+    return cooperative_limits(kernel, exec.cuda_device(),
+                              GridPipelinedShape::threads(groups_of_publishers<Problem>), true);
   }
 };
 

@@ -285,12 +285,13 @@ struct PartsOfSlice {
     return sum.of_warp();
   }
 
-  /// Calls use for the parts that the columns reach into.
+  /// Calls use for the parts that the columns reach into, and for one more at most: a branch for each would
+  /// take longer.
   template <class Use>
   __device__ __forceinline__ static void in_parts(int columns, const Use& use) {
 #pragma unroll
     for (int i = 0; i < parts; ++i) {
-      if (i * Part::columns >= columns) break;
+      if (i > 0 && i % 2 == 0 && i * Part::columns >= columns) break;
       use(i);
     }
   }
