@@ -6,17 +6,25 @@
 /// on each multiprocessor; slices of rows are handed out in the order of memory by a ticket, so that a slower
 /// multiprocessor takes fewer. In a block
 ///   a producer    takes a ticket when a slot of the ring in shared memory is free, and starts its bulk copy;
-///   publishers    (8 warps) reduce a slice to (max, sum), one word in global memory;
+///   publishers    (8 warps, or 16 that take turns) reduce a slice to a (max, sum) for each of 8 shares;
+///   an announcer  (1 warp) joins these, one word in global memory;
 ///   a collector   (1 warp) waits for the words of a slot's row and joins them;
 ///   finishers     (8 warps) turn the slot's slice into exp(x - max) / sum, in place;
 ///   a storer      (1 thread) starts the bulk copy of the slot to y. When it is read, the slot is free.
 /// None of them waits for a later one, so the way through L2 and the reduction of one slice are hidden behind
-/// the copies of others. What was measured, as fractions of a copy of 1 GiB, float, on one H200: warps that
-/// do all of it in turn 0.8, since they wait for copies while results are there, or for results while copies
-/// are; slices that wait for their row in registers 0.2 to 0.5, since then publishing waits for finishing;
-/// finishers that store to global memory themselves 0.90 to 0.94, with the storer 0.93 to 0.97: their stores
-/// hold up the loads of the publishers; a ticket drawn ahead of its slot 2 points less: the longer a ticket
-/// waits, the longer all the others of its row.
+/// the copies of others. A row of so few slices that a block holds two such rows has a ticket of its own, and
+/// its slices never leave the block: the way through L2 for each would take longer than its copy.
+///
+/// What was measured, as fractions of a copy of 1 GiB on one H200. Float: warps that do all of it in turn
+/// 0.8, since they wait for copies while results are there, or for results while copies are; slices that wait
+/// for their row in registers 0.2 to 0.5, since then publishing waits for finishing; finishers that store to
+/// global memory themselves 0.90 to 0.94, with the storer 0.93 to 0.97: their stores hold up the loads of the
+/// publishers; a ticket drawn ahead of its slot 2 points less: the longer a ticket waits, the longer all the
+/// others of its row; bulk copies between different places of a line 3 to 4 points less. Bfloat16: publishers
+/// who join and announce in turn 0.87, with an announcer 0.97, since one of them was late for each slice and
+/// all waited for it; loops over the slice unrolled to its end 0.87, not unrolled at all 0.80, by 16 KB 0.97
+/// (the one waits for instructions, the other for each load); 16386 columns of float 0.69 before a block had
+/// rows for itself, 0.96 now.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies: whatever slice was handed out gets published.
 /// A row lacks slices that nobody took only while no slot is free, and tickets are handed out in order, so of
@@ -38,10 +46,7 @@ struct GridPipelinedShape {
   static constexpr int warps_of_group = ReductionPlan::shares;
   static constexpr int finishing_threads = ReductionPlan::threads;
   static constexpr int threads(int groups) { return ((groups + 1) * warps_of_group + 4) * 32; }
-#ifndef KSLINE
-#define KSLINE 128
-#endif
-  static constexpr int line = KSLINE;  ///< bytes: what lies in a line of memory lies in a line of its slot
+  static constexpr int line = 128;  ///< bytes: what lies in a line of memory lies in a line of its slot
   static constexpr int copy_alignment = 16;
 
   /// Bytes of copies to slots under way at once: more only queue before memory, and the longer a copy takes,
@@ -50,10 +55,13 @@ struct GridPipelinedShape {
   /// and 0.931, 0.932 both. Without a limit 0.952 and 0.936 for float.)
   static constexpr int most_bytes_under_way = 3 * 32 * 1024;
 
+  /// Of a row that is read twice, what is kept in L2 for the second time, from its end. (One H200, 4 M
+  /// columns of float: 0.76 of a copy, with nothing kept on purpose 0.70.)
+  static constexpr int most_bytes_kept = 24 * 1024 * 1024;
+
   index_type slices;         ///< of a row
-  index_type tickets_a_row;  ///< each for the next few of its slices
+  index_type tickets_a_row;  ///< one for each slice, or one for all
   double rows_a_ticket;
-  int slices_a_ticket;
   int slice_columns;
   int slots;
   int slot_bytes;
@@ -68,9 +76,7 @@ struct GridPipelinedShape {
   index_type finish_lag, slices_kept;
 
   /// Whether no block has to hear of another's slices.
-  KOKKOS_FORCEINLINE_FUNCTION bool whole_rows() const {
-    return tickets_a_row == 1;
-  }
+  KOKKOS_FORCEINLINE_FUNCTION bool whole_rows() const { return tickets_a_row == 1; }
   /// Tickets of a launch.
   KOKKOS_FORCEINLINE_FUNCTION index_type tickets(index_type rows) const {
     return rows * tickets_a_row + finish_lag;
@@ -445,8 +451,7 @@ struct GridPipelinedBlock {
           return;
         }
         shape.divide(ticket, position, slice);
-        slice *= shape.slices_a_ticket;
-        left = shape.rereads ? 2 : min(static_cast<index_type>(shape.slices_a_ticket), shape.slices - slice);
+        left = shape.rereads ? 2 : shape.whole_rows() ? shape.slices : 1;
       }
       if (shape.rereads) {
         // A slice to publish and one to finish, of a row before. The last slices of a row are finished first,
@@ -860,7 +865,7 @@ struct GridPipelinedRows {
   /// With parameters of the caller's choice: for the program that finds the tuning.
   template <class Problem>
   static void run_with(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
-                       int slots = GridPipelinedShape::most_slots, int v = 0) {
+                       int slots = GridPipelinedShape::most_slots) {
     using In = typename Problem::In;
     const auto kernel = &grid_pipelined_rows_kernel<Problem>;
     const CooperativeLimits& device = limits<Problem>(exec, kernel);
@@ -881,22 +886,13 @@ struct GridPipelinedRows {
     shape.rereads =
         problem.operation != Operation::logsumexp &&
         (plan.reads_twice || plan.slices > static_cast<index_type>(device.multiprocessors) * shape.slots);
-    shape.slices_a_ticket = 1;
     if (shape.rereads) {
-      const index_type lags[] = {0, 33, 66, 99};
-      const index_type kept[] = {24, 0, 16, 32};
-      shape.finish_lag = plan.slices + lags[v >> 3 & 3];
-      shape.slices_kept = (kept[v >> 5 & 3] << 20) / (plan.slice_columns * sizeof(In));
-      if (v & 128) shape.most_copies = 5;
-    } else if (plan.slices <= shape.slots / 2) {
-      shape.slices_a_ticket = static_cast<int>(plan.slices);
-    } else if (v >> 8) {
-      shape.slices_a_ticket = v >> 8;
+      shape.finish_lag = plan.slices;
+      shape.slices_kept =
+          GridPipelinedShape::most_bytes_kept / (plan.slice_columns * static_cast<int>(sizeof(In)));
     }
-    if (v & 1 && plan.slices > 1) shape.slices_a_ticket = 1;
-    if (v & 2) shape.most_copies = 3;
-    if (v & 4 && plan.slices <= shape.slots * 2 / 3) shape.slices_a_ticket = static_cast<int>(plan.slices);
-    shape.tickets_a_row = (plan.slices + shape.slices_a_ticket - 1) / shape.slices_a_ticket;
+    // So that a block has one of these in its ring while another one comes.
+    shape.tickets_a_row = !shape.rereads && plan.slices <= shape.slots / 2 ? 1 : plan.slices;
     shape.rows_a_ticket = 1.0 / static_cast<double>(shape.tickets_a_row);
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
       launch_cooperatively(exec, kernel, device.multiprocessors,

@@ -244,7 +244,8 @@ struct PartOfSlice {
   }
 };
 
-/// Some parts, one after the other.
+/// Some parts, one after the other; those that a slice does not reach into hold -inf. (A branch for each
+/// would take longer.)
 template <class Problem, int parts>
 struct PartsOfSlice {
   using Part = PartOfSlice<Problem>;
@@ -252,16 +253,17 @@ struct PartsOfSlice {
   using Acc = typename Problem::Acc;
   Part part[parts];
 
-  /// `first` is at least as aligned as In; `columns` as many as the parts have at most.
+  /// `first` is at least as aligned as In.
   template <class TransformRow>
   __device__ void load(const In* first, int columns, int share, int lane, const TransformRow& transform,
                        index_type first_column) {
     const auto load_parts = [&](auto odd) {
-      in_parts(columns, [&](int i) {
+#pragma unroll
+      for (int i = 0; i < parts; ++i) {
         const int begin = Part::first_column(share, lane) + i * Part::columns;
         part[i].template load<decltype(odd)::value, false>(first + begin, columns - begin, transform,
                                                            first_column + begin);
-      });
+      }
     };
     if (Part::is_odd(first)) {
       load_parts(std::true_type{});
@@ -269,31 +271,21 @@ struct PartsOfSlice {
       load_parts(std::false_type{});
     }
   }
-  __device__ Acc maximum(int columns) const {
+  __device__ Acc maximum() const {
     auto maximum = Part::Maximum::none();
-    in_parts(columns, [&](int i) { maximum.join(part[i]); });
+#pragma unroll
+    for (int i = 0; i < parts; ++i) maximum.join(part[i]);
     return maximum.of_warp();
   }
   /// each(part, i, exponential).
   template <class Each>
-  __device__ ShareSum<Acc> sum(int columns, Acc max, const Each& each) const {
+  __device__ ShareSum<Acc> sum(Acc max, const Each& each) const {
     const auto exponential = Part::exponential_below(max);
     auto sum = ShareSum<Acc>::none();
-    in_parts(columns, [&](int i) {
-      part[i].add_to(sum, exponential, [&](int j, Acc exponential_of_j) { each(i, j, exponential_of_j); });
-    });
-    return sum.of_warp();
-  }
-
-  /// Calls use for the parts that the columns reach into, and for one more at most: a branch for each would
-  /// take longer.
-  template <class Use>
-  __device__ __forceinline__ static void in_parts(int columns, const Use& use) {
 #pragma unroll
-    for (int i = 0; i < parts; ++i) {
-      if (i > 0 && i % 2 == 0 && i * Part::columns >= columns) break;
-      use(i);
-    }
+    for (int i = 0; i < parts; ++i)
+      part[i].add_to(sum, exponential, [&](int j, Acc exponential_of_j) { each(i, j, exponential_of_j); });
+    return sum.of_warp();
   }
 };
 

@@ -95,7 +95,6 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
   using Acc = typename Problem::Acc;
   using Out = typename Problem::Out;
   constexpr int parts = Shape::parts, warps = Shape::warps;
-  constexpr int parts_of_warp = (ReductionPlan::most_parts + parts - 1) / parts;
   __shared__ Acc max_of_warp[warps];
   __shared__ ShareSum<Acc> sum_of_warp[warps];
   __shared__ std::uint32_t shared_epoch;
@@ -117,76 +116,86 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
   if (call.slices == 0) return;
   std::uint32_t epoch = 0;
   if (threadIdx.x == 0) epoch = call.workspace.epoch();
-  using Registers = PartsOfSlice<Problem, parts_of_warp>;
-  using Part = typename Registers::Part;
-  constexpr bool keeps_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
-  Registers mine;
-  mine.load(call.x + where.x_offset + first, columns, share, lane, problem.transform.at_row(where.index),
-            first);
-  Acc max = mine.maximum(columns);
-  if (lane == 0) max_of_warp[warp] = max;
-  if (threadIdx.x == 0) shared_epoch = epoch;
-  __syncthreads();
-  call.workspace.clear_before_first_epoch(shared_epoch);
-  const std::uint32_t tag = CudaWorkspace::tag_of(shared_epoch);
-  [[maybe_unused]] const int first_warp = warp - part;
-  if constexpr (parts > 1) {
-    max = max_of_warp[first_warp];
-#pragma unroll
-    for (int i = 1; i < parts; ++i) max = maximum_or_nan(max, max_of_warp[first_warp + i]);
-  }
-  [[maybe_unused]] const bool softmax = call.operation == Operation::softmax;
-  ShareSum<Acc> sum = mine.sum(
-      columns, max, [&]([[maybe_unused]] int e, [[maybe_unused]] int i, [[maybe_unused]] Acc exponential) {
-        if constexpr (keeps_exponentials) {
-          if (softmax) mine.part[e].held[i] = exponential;
-        }
-      });
-  if constexpr (parts > 1) {
-    if (lane == 0) sum_of_warp[warp] = sum;
+  const auto reduce_and_write = [&](auto parts_of_warp) {
+    using Registers = PartsOfSlice<Problem, decltype(parts_of_warp)::value>;
+    using Part = typename Registers::Part;
+    constexpr bool keeps_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
+    Registers mine;
+    mine.load(call.x + where.x_offset + first, columns, share, lane, problem.transform.at_row(where.index),
+              first);
+    Acc max = mine.maximum();
+    if (lane == 0) max_of_warp[warp] = max;
+    if (threadIdx.x == 0) shared_epoch = epoch;
     __syncthreads();
-    sum = sum_of_warp[first_warp];
+    call.workspace.clear_before_first_epoch(shared_epoch);
+    const std::uint32_t tag = CudaWorkspace::tag_of(shared_epoch);
+    [[maybe_unused]] const int first_warp = warp - part;
+    if constexpr (parts > 1) {
+      max = max_of_warp[first_warp];
 #pragma unroll
-    for (int i = 1; i < parts; ++i) sum.join(sum_of_warp[first_warp + i]);
-  }
-  PartialWords<Acc>* const words = call.workspace.template partials<Acc>() + position * words_of_split_row;
-  if (part == 0 && lane == 0) {
-    PartialWords<Acc>::publish(words + share * most_slices_of_split_row + slice, Part::share(max, sum), tag);
-  }
-  // One warp, which then passes it on: the more poll the same words, the longer it takes.
-  if (warp == warps - 1) {
-    const PartialSoftmax<Acc> total = join_slices<Acc>(call.slices, lane, [&](index_type i) {
-      return collect_shares<most_slices_of_split_row>(words + i, tag);
-    });
-    if (lane == 0) shared_result = {call.operation, total};
-  }
-  __syncthreads();
-  const SlicedRowResult<Problem> result = shared_result;
-  if (blockIdx.x == 0 && threadIdx.x == 0) call.workspace.end_row(shared_epoch, gridDim.y);
-  if (call.operation == Operation::logsumexp) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) call.y[where.y_offset] = store_as<Out>(result.logsumexp());
-    return;
-  }
-  Out* const y = call.y + where.y_offset + first;
-  const auto write = [&](const auto& output) {
-    Registers::in_parts(columns, [&](int e) {
+      for (int i = 1; i < parts; ++i) max = maximum_or_nan(max, max_of_warp[first_warp + i]);
+    }
+    [[maybe_unused]] const bool softmax = call.operation == Operation::softmax;
+    ShareSum<Acc> sum =
+        mine.sum(max, [&]([[maybe_unused]] int e, [[maybe_unused]] int i, [[maybe_unused]] Acc exponential) {
+          if constexpr (keeps_exponentials) {
+            if (softmax) mine.part[e].held[i] = exponential;
+          }
+        });
+    if constexpr (parts > 1) {
+      if (lane == 0) sum_of_warp[warp] = sum;
+      __syncthreads();
+      sum = sum_of_warp[first_warp];
 #pragma unroll
-      for (int i = 0; i < Part::steps; ++i) {
-        Acc out[Part::unit];
-#pragma unroll
-        for (int j = 0; j < Part::unit; ++j) out[j] = output(mine.part[e].value(i * Part::unit + j));
-        store_unit(y, Part::first_column(share, lane) + e * Part::columns + i * Part::stride, columns, out);
-      }
-    });
-  };
-  if constexpr (keeps_exponentials) {
-    if (softmax) {
-      const Acc factor = result.factor_of_share(Part::finite(max));
-      write([&](Acc exponential_of_i) { return exponential_of_i * factor; });
+      for (int i = 1; i < parts; ++i) sum.join(sum_of_warp[first_warp + i]);
+    }
+    PartialWords<Acc>* const words = call.workspace.template partials<Acc>() + position * words_of_split_row;
+    if (part == 0 && lane == 0) {
+      PartialWords<Acc>::publish(words + share * most_slices_of_split_row + slice, Part::share(max, sum),
+                                 tag);
+    }
+    // One warp, which then passes it on: the more poll the same words, the longer it takes.
+    if (warp == warps - 1) {
+      const PartialSoftmax<Acc> total = join_slices<Acc>(call.slices, lane, [&](index_type i) {
+        return collect_shares<most_slices_of_split_row>(words + i, tag);
+      });
+      if (lane == 0) shared_result = {call.operation, total};
+    }
+    __syncthreads();
+    const SlicedRowResult<Problem> result = shared_result;
+    if (blockIdx.x == 0 && threadIdx.x == 0) call.workspace.end_row(shared_epoch, gridDim.y);
+    if (call.operation == Operation::logsumexp) {
+      if (blockIdx.x == 0 && threadIdx.x == 0) call.y[where.y_offset] = store_as<Out>(result.logsumexp());
       return;
     }
+    Out* const y = call.y + where.y_offset + first;
+    const auto write = [&](const auto& output) {
+#pragma unroll
+      for (int e = 0; e < decltype(parts_of_warp)::value; ++e) {
+#pragma unroll
+        for (int i = 0; i < Part::steps; ++i) {
+          Acc out[Part::unit];
+#pragma unroll
+          for (int j = 0; j < Part::unit; ++j) out[j] = output(mine.part[e].value(i * Part::unit + j));
+          store_unit(y, Part::first_column(share, lane) + e * Part::columns + i * Part::stride, columns, out);
+        }
+      }
+    };
+    if constexpr (keeps_exponentials) {
+      if (softmax) {
+        const Acc factor = result.factor_of_share(Part::finite(max));
+        write([&](Acc exponential_of_i) { return exponential_of_i * factor; });
+        return;
+      }
+    }
+    result.with_output(write);
+  };
+  constexpr int usual = ReductionPlan::usual_slice_bytes / ReductionPlan::part_bytes / parts;
+  if (call.warp_columns <= usual * PartOfSlice<Problem>::columns) {
+    reduce_and_write(std::integral_constant<int, usual>{});
+  } else {
+    reduce_and_write(std::integral_constant<int, usual + 1>{});
   }
-  result.with_output(write);
 }
 
 struct SplitRows {
