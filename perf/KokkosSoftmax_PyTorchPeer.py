@@ -7,8 +7,9 @@
 
 runs ours, PyTorch, ours, PyTorch on one shape after the other and prints one table, so that both and the
 copy have met the same machine: memory's speed changes from hour to hour on a machine that is shared. Without
---compare, PyTorch is measured alone. Bytes are those of the input and the output; times are medians over
-rounds, of calls into an output that exists already (out=), after a warm-up.
+--compare, PyTorch is measured alone. With --peer, torch.compile and QuACK take turns too. Bytes are those of
+the input and the output; times are medians over rounds, after a warm-up, of calls into an output that exists
+already (out=); what torch.compile made and QuACK return a new one, which PyTorch's allocator has at hand.
 
 Exit status: 0 when everything ran, 1 when something could not run or a result of ours was out of tolerance,
 2 for wrong flags.
@@ -28,6 +29,7 @@ import time
 # started from here would inherit that.
 CORES = os.sched_getaffinity(0)
 
+PEERS = {"eager": "PyTorch", "compiled": "torch.compile", "quack": "QuACK"}
 BACKENDS = {"cpu": ("OpenMP", "Threads", "HPX", "Serial"), "cuda": ("Cuda", "HIP")}
 FIT_ROWS = 4096
 
@@ -37,6 +39,7 @@ def parse():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--compare", metavar="PROGRAM", help="kokkossoftmax_compare, to run in turns with PyTorch")
+    parser.add_argument("--peer", default="eager", help="comma list of eager (PyTorch), compiled (torch.compile), quack, or all")
     parser.add_argument("--operation", default="softmax", help="comma list of softmax, log_softmax, logsumexp, or all")
     parser.add_argument(
         "--shape",
@@ -82,20 +85,56 @@ def duration(seconds):
             return f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
 
 
-class Peer:
-    """PyTorch on one device, one operation, shape and pair of scalars."""
+class Case:
+    """One operation on one device, with a shape and a pair of scalars: the operands that all peers work on."""
 
-    def __init__(self, torch, device, operation, rows, columns, scalar_in, scalar_out, axis, graph):
-        self.torch, self.device, self.on_gpu = torch, device, device == "cuda"
-        self.operation, self.axis = operation, axis
+    def __init__(self, torch, device, operation, rows, columns, scalar_in, scalar_out, axis):
+        self.torch, self.device, self.operation, self.axis = torch, device, operation, axis
         types = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
         self.type_in, self.type_out = types[scalar_in], types[scalar_out]
         self.x = torch.empty((rows, columns), dtype=self.type_in, device=device).uniform_(-3, 3)
         shape = (rows, columns) if operation != "logsumexp" else (rows if axis == 1 else columns,)
         self.y = torch.empty(shape, dtype=self.type_out, device=device)
-        self.y.fill_(float("nan"))
+
+    def bytes(self):
+        return sum(t.numel() * t.element_size() for t in (self.x, self.y))
+
+    def call_of(self, peer):
+        """What `peer` is called by; LookupError with the reason where it has no such call."""
+        torch, x, y, axis = self.torch, self.x, self.y, self.axis
+        # A type that differs from the input's is an argument only where it is needed.
+        kind = {} if self.type_in == self.type_out else {"dtype": self.type_out}
+        function = getattr(torch, self.operation)
+        if self.operation == "logsumexp":
+            convert = (lambda t: t.to(self.type_out)) if kind else (lambda t: t)
+            plain = lambda t, **out: function(convert(t), axis, **out)
+        else:
+            plain = lambda t, **out: function(t, axis, **kind, **out)
+        if peer == "eager":
+            return lambda: plain(x, out=y)
+        if peer == "compiled":
+            torch.compiler.reset()  # else a tenth shape falls back to the interpreter
+            compiled = torch.compile(plain, dynamic=False)
+            return lambda: compiled(x)
+        if self.operation != "softmax" or axis != 1 or kind or self.device != "cuda":
+            raise LookupError("QuACK has softmax along the last axis, with one type, on CUDA alone")
+        try:
+            from quack.softmax import softmax_fwd
+        except ImportError as error:
+            raise LookupError(f"QuACK cannot be imported: {error}") from error
+        return lambda: softmax_fwd(x)
+
+
+class Peer:
+    """One of PEERS on one case."""
+
+    def __init__(self, case, name, graph):
+        torch = self.torch = case.torch
+        self.case, self.name, self.on_gpu = case, name, case.device == "cuda"
+        self.call = case.call_of(name)
         self.invoke, self.calls = self.call, 1
-        self.call()
+        case.y.fill_(float("nan"))
+        self.y = self.call()
         self.fence()
         self.error = self.largest_error()
         if graph and self.on_gpu:
@@ -110,42 +149,32 @@ class Peer:
                         self.call()
             self.invoke = recorded.replay
 
-    def call(self):
-        x, y, axis = self.x, self.y, self.axis
-        # A type that differs from the input's is an argument only where it is needed.
-        kind = {} if self.type_in == self.type_out else {"dtype": self.type_out}
-        if self.operation == "softmax":
-            self.torch.softmax(x, axis, out=y, **kind)
-        elif self.operation == "log_softmax":
-            self.torch.log_softmax(x, axis, out=y, **kind)
-        else:
-            self.torch.logsumexp(x if not kind else x.to(self.type_out), axis, out=y)
-
     def fence(self):
         if self.on_gpu:
             self.torch.cuda.synchronize()
 
     def largest_error(self):
         """On the first, the middle and the last row; defined as in kokkossoftmax_compare."""
-        rows = self.x.shape[1 - self.axis]
-        index = self.torch.tensor(sorted({0, rows // 2, rows - 1}), device=self.device)
-        x = self.x.index_select(1 - self.axis, index).double()
-        x = x if self.axis == 1 else x.T
-        y = self.y.index_select(0 if self.operation == "logsumexp" else 1 - self.axis, index).double()
-        if self.operation == "logsumexp":
-            reference = self.torch.logsumexp(x, 1)
-            scale = self.torch.maximum(reference.abs(), x.amax(1).abs()).clamp(min=1)
+        torch, axis, operation = self.torch, self.case.axis, self.case.operation
+        rows = self.case.x.shape[1 - axis]
+        index = torch.tensor(sorted({0, rows // 2, rows - 1}), device=self.case.device)
+        x = self.case.x.index_select(1 - axis, index).double()
+        x = x if axis == 1 else x.T
+        y = self.y.index_select(0 if operation == "logsumexp" else 1 - axis, index).double()
+        if operation == "logsumexp":
+            reference = torch.logsumexp(x, 1)
+            scale = torch.maximum(reference.abs(), x.amax(1).abs()).clamp(min=1)
         else:
-            y = y if self.axis == 1 else y.T
-            if self.operation == "softmax":
-                reference = self.torch.softmax(x, 1)
+            y = y if axis == 1 else y.T
+            if operation == "softmax":
+                reference = torch.softmax(x, 1)
                 scale = reference
             else:
-                reference = self.torch.log_softmax(x, 1)
+                reference = torch.log_softmax(x, 1)
                 scale = (x.amax(1, keepdim=True) - x).clamp(min=max(1.0, math.log(x.shape[1])))
         error = (y - reference).abs() / scale
-        if self.operation == "softmax":  # subnormal results have few digits
-            error = error.where(reference >= self.torch.finfo(self.type_out).tiny, 0)
+        if operation == "softmax":  # subnormal results have few digits
+            error = error.where(reference >= torch.finfo(self.case.type_out).tiny, 0)
         return math.inf if error.isnan().any() else error.max().item()
 
     def seconds(self, count):
@@ -197,7 +226,7 @@ def combined(turns):
 
 def print_table(rows, markdown):
     headings = ["operation", "shape", "scalar", "who", "implementation", "median", "minimum", "GB/s", "copy GB/s"]
-    headings += ["of copy", "error", "over PyTorch", "checked"]
+    headings += ["of copy", "error", "over the best peer", "checked"]
     cells = [headings]
     for row in rows:
         copy = row["copy_gb_per_s"]
@@ -241,6 +270,10 @@ def main():
     for operation in operations:
         if operation not in ("softmax", "log_softmax", "logsumexp"):
             parser.error(f"--operation: PyTorch is measured on softmax, log_softmax and logsumexp, not '{operation}'")
+    peers = list(PEERS) if options.peer == "all" else options.peer.split(",")
+    for peer in peers:
+        if peer not in PEERS:
+            parser.error(f"--peer: '{peer}' is none of {', '.join(PEERS)}")
     size = {"float": 4, "double": 8, "half": 2, "bfloat16": 2}
     for scalar in scalars:
         if any(part not in size for part in scalar.split(":")) or scalar.count(":") > 1:
@@ -280,10 +313,16 @@ def main():
                     shape = f"{rows} x {columns}" + (" axis 0" if options.axis == 0 else "")
                     print(f"{operation} {shape} {scalar} on {device} ...", end="", file=sys.stderr, flush=True)
                     try:
-                        peer = Peer(torch, device, operation, rows, columns, scalar_in, scalar_out, options.axis, options.graph)
-                        written = peer.y.numel() * peer.y.element_size()
-                        moved = peer.x.numel() * peer.x.element_size() + written
-                        peer_turns, our_turns, copies = [], {}, []
+                        case = Case(torch, device, operation, rows, columns, scalar_in, scalar_out, options.axis)
+                        moved = case.bytes()
+                        rivals, reasons = [], []
+                        for name in peers:
+                            try:
+                                rivals.append(Peer(case, name, options.graph))
+                            # A peer that fails on a shape is a result, and ends nothing.
+                            except Exception as error:
+                                reasons.append(f"{PEERS[name]}: {str(error).strip().splitlines()[0][:120]}")
+                        peer_turns, our_turns, copies = [[] for _ in rivals], {}, []
                         for _ in range(options.turns):
                             if options.ours[device]:
                                 report = ours(options, device, operation, rows, columns, scalar)
@@ -291,13 +330,15 @@ def main():
                                 for result in report["results"]:
                                     our_turns.setdefault(result["backend"], []).append(result)
                                     copies += [max((y["gb_per_s"] for y in result.get("yardsticks", [])), default=0)]
-                            peer_turns.append(peer.turn(options.time_budget))
+                            for turns, rival in zip(peer_turns, rivals):
+                                turns.append(rival.turn(options.time_budget))
                     except (RuntimeError, MemoryError) as error:
                         failed = True
                         print(f" failed: {error}", file=sys.stderr)
                         continue
                     copy = statistics.median(copies) if copies else 0
-                    median, minimum = combined(peer_turns)
+                    times = [combined(turns) for turns in peer_turns]
+                    best = min((median for median, _ in times), default=0)
                     common = {"operation": operation, "shape": shape, "scalar": scalar, "copy_gb_per_s": copy}
                     common |= {"rows": rows, "columns": columns, "axis": options.axis, "bytes": moved}
                     for backend, results in our_turns.items():
@@ -311,27 +352,27 @@ def main():
                             common
                             | {"who": backend, "implementation": timed[0]["implementation"], "median_s": our_median}
                             | {"minimum_s": our_minimum, "gb_per_s": moved / our_median * 1e-9}
-                            | {"error": max(math.inf if r["error"] is None else r["error"] for r in timed), "over_peer": median / our_median}
+                            | {"error": max(math.inf if r["error"] is None else r["error"] for r in timed), "over_peer": best / our_median}
                             | {"status": bad[0]["status"] if bad else "ok"}
                         )
-                    table.append(
-                        common
-                        | {"who": f"PyTorch {device}", "implementation": torch.__version__, "median_s": median}
-                        | {"minimum_s": minimum, "gb_per_s": moved / median * 1e-9, "error": peer.error}
-                        | {"over_peer": 0, "status": "-"}
-                    )
-                    print(f" PyTorch {moved / median * 1e-9:.1f} GB/s", end="", file=sys.stderr)
-                    for line in table[-1 - len(our_turns) : -1]:
-                        print(f", {line['who']} {line['gb_per_s']:.1f} ({line['over_peer']:.2f})", end="", file=sys.stderr)
-                    print(file=sys.stderr)
-                    del peer
+                        print(f" {backend} {moved / our_median * 1e-9:.1f} GB/s ({best / our_median:.2f})", end="", file=sys.stderr)
+                    for rival, (median, minimum) in zip(rivals, times):
+                        table.append(
+                            common
+                            | {"who": f"{PEERS[rival.name]} {device}", "implementation": torch.__version__, "median_s": median}
+                            | {"minimum_s": minimum, "gb_per_s": moved / median * 1e-9, "error": rival.error}
+                            | {"over_peer": 0, "status": "-"}
+                        )
+                        print(f", {PEERS[rival.name]} {moved / median * 1e-9:.1f}", end="", file=sys.stderr)
+                    print("".join(f"; {reason}" for reason in reasons), file=sys.stderr)
+                    del case, rivals
                     if device == "cuda":
                         torch.cuda.empty_cache()
 
     where = f"{threads} threads" + (f", {torch.cuda.get_device_name()}" if "cuda" in devices else "")
     bullet = "- " if options.markdown else ""
     against = f"KokkosSoftmax {library} in turns with " if library else ""
-    print(f"{bullet}{against}PyTorch {torch.__version__}, {where}, {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}\n")
+    print(f"{bullet}{against}{', '.join(PEERS[name] for name in peers)} (PyTorch {torch.__version__}), {where}, {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}\n")
     print_table(table, options.markdown)
     if options.peer_json:
         with open(options.peer_json, "w", encoding="utf-8") as out:
