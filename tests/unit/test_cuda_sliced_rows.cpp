@@ -390,13 +390,14 @@ TEST_F(CudaSlicedRows, EpochWrapsAround) {
 
 // The last row ends where its memory ends, off a boundary of 16 bytes: for compute-sanitizer, which sees
 // reads beyond.
-TEST_F(CudaSlicedRows, ReadsNothingBehindTheLastRow) {
+template <class T>
+void run_at_the_end_of_memory() {
   const Exec exec;
   for (const std::int64_t columns : {2, 3, 8191, 20001, 100003}) {
     for (const std::int64_t rows : {1, 3}) {
-      float *x = nullptr, *y = nullptr;
-      EXPECT_CUDA(cudaMalloc(&x, rows * columns * sizeof(float)));
-      EXPECT_CUDA(cudaMalloc(&y, rows * columns * sizeof(float)));
+      T *x = nullptr, *y = nullptr;
+      EXPECT_CUDA(cudaMalloc(&x, rows * columns * sizeof(T)));
+      EXPECT_CUDA(cudaMalloc(&y, rows * columns * sizeof(T)));
       fill(exec, x, rows, columns);
       for (const char* kernel : kernels) {
         const ks::ScopedImplementation forced(kernel);
@@ -407,6 +408,11 @@ TEST_F(CudaSlicedRows, ReadsNothingBehindTheLastRow) {
       EXPECT_CUDA(cudaFree(y));
     }
   }
+}
+
+TEST_F(CudaSlicedRows, ReadsNothingBehindTheLastRow) {
+  run_at_the_end_of_memory<float>();
+  run_at_the_end_of_memory<bhalf_t>();
 }
 
 }  // namespace

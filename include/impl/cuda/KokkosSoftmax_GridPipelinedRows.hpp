@@ -506,9 +506,9 @@ struct GridPipelinedBlock {
     in.use = use;
     in.last_of_row = slice == shape.slices - 1;
     // From the boundary of 16 bytes before the slice to the one after it, to the same place of a line: copies
-    // whose lines lie across two are slower. Both stay on the pages of the row,
-    // but what follows the last row may not be memory of anyone: there the copy ends at the boundary before,
-    // and ordinary loads bring the rest.
+    // whose lines lie across two are slower. Both stay on the pages of the row, but what follows the last row
+    // may not be memory of anyone: there the copy ends at the boundary before, and ordinary loads bring the
+    // rest.
     const auto begin = reinterpret_cast<std::uintptr_t>(x);
     const auto end = reinterpret_cast<std::uintptr_t>(x + columns);
     const std::uintptr_t copy_begin = begin / 16 * 16;
@@ -642,7 +642,7 @@ struct GridPipelinedBlock {
 #pragma unroll
         for (int i = 0; i < decltype(count)::value; ++i) {
           const int begin_of_part = begin + i * Part::columns;
-          part[i].template load<odd, decltype(whole)::value>(
+          part[i].template load<odd, decltype(whole)::value, true>(
               from + begin_of_part, left - begin_of_part, transform, in.first_column + first + begin_of_part);
         }
 #pragma unroll
@@ -681,6 +681,7 @@ struct GridPipelinedBlock {
     return Part::share(max, sum.of_warp());
   }
 
+  /// Reduces a slice to what each of its shares has.
   __device__ void publish_slice(const RingCursor& at, int warp) const {
     const SliceInSlot<Problem>& in = ring[at.slot].slice;
     In* const slice = reinterpret_cast<In*>(slot(at.slot) + in.shift);

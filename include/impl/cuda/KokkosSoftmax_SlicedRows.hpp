@@ -103,17 +103,20 @@ struct PartOfSlice {
   }
 
   /// Reads and transforms what begins at `from`, the lane's first column, and ends after `left` more; past
-  /// the end -inf. `whole`: there is no end.
-  template <bool odd, bool whole, class TransformRow>
+  /// the end -inf. `whole`: there is no end. `in_slot`: behind the end lies what can be read, too.
+  template <bool odd, bool whole, bool in_slot, class TransformRow>
   __device__ void load(const In* from, int left, const TransformRow& transform, index_type column) {
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
       const In* const at = from + i * stride;
       [[maybe_unused]] const auto exists = [&](int j) { return whole || i * stride + j < left; };
       if constexpr (packed) {
-        // (What lies behind the slice lies in its slot, or in its row.)
         held[i] = PackedPair<In>::minus_infinities;
-        if (exists(0)) held[i] = load_pair<odd>(at, exists(1));
+        if (in_slot || exists(1)) {
+          if (exists(0)) held[i] = load_pair<odd>(at, exists(1));
+        } else if (exists(0)) {
+          held[i] = bits_of_16(at);
+        }
         if (!exists(1)) held[i] = (held[i] & 0xffffu) | (PackedPair<In>::minus_infinities & 0xffff0000u);
       } else {
         In scalar[unit]{};
@@ -233,14 +236,16 @@ struct PartOfSlice {
     return finite(max);
   }
 
-  /// (The compiler takes a half or bfloat16 apart into its bytes.) Of the second one anything where it does
-  /// not exist, and is not in the same word.
+  /// (The compiler takes a half or bfloat16 apart into its bytes.)
+  __device__ static unsigned bits_of_16(const In* at) {
+    return *reinterpret_cast<const unsigned short*>(at);
+  }
+  /// Of the second one anything where it does not exist.
   template <bool odd>
   __device__ static unsigned load_pair(const In* at, bool second_exists) {
     if constexpr (!odd) return *reinterpret_cast<const unsigned*>(at);
-    const auto* const bits = reinterpret_cast<const unsigned short*>(at);
-    const unsigned second = second_exists ? bits[1] : 0u;
-    return bits[0] | second << 16;
+    const unsigned second = second_exists ? bits_of_16(at + 1) : 0u;
+    return bits_of_16(at) | second << 16;
   }
 };
 
@@ -261,8 +266,8 @@ struct PartsOfSlice {
 #pragma unroll
       for (int i = 0; i < parts; ++i) {
         const int begin = Part::first_column(share, lane) + i * Part::columns;
-        part[i].template load<decltype(odd)::value, false>(first + begin, columns - begin, transform,
-                                                           first_column + begin);
+        part[i].template load<decltype(odd)::value, false, false>(first + begin, columns - begin, transform,
+                                                                  first_column + begin);
       }
     };
     if (Part::is_odd(first)) {
