@@ -183,6 +183,49 @@ __device__ __forceinline__ void cp_async_bulk_store(void* to, const void* from, 
 #endif
 }
 
+/// createpolicy.fractional ("Data Movement and Conversion Instructions: createpolicy"): of what lies in L2,
+/// this is to be evicted first, or last.
+__device__ __forceinline__ std::uint64_t createpolicy_evict_first() {
+  std::uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+__device__ __forceinline__ std::uint64_t createpolicy_evict_last() {
+  std::uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
+/// The same copies under such a policy.
+__device__ __forceinline__ void cp_async_bulk(void* to, const void* from, std::uint32_t bytes,
+                                              Mbarrier* barrier, std::uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], %4;" ::"r"(shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+#else
+  __trap();
+#endif
+}
+__device__ __forceinline__ void cp_async_bulk_store(void* to, const void* from, std::uint32_t bytes,
+                                                    std::uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(shared_address(from)), "r"(bytes), "l"(policy)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+
 /// cp.async.bulk.wait_group.read: until all of the thread's bulk groups but the last `but` have been read.
 template <int but>
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {

@@ -203,9 +203,12 @@ struct FixedPointSum {
     return {bits_as<unsigned>(rounded) - bits_as<unsigned>(to_high),
             bits_as<unsigned>(rest + to_low) - bits_as<unsigned>(to_low)};
   }
-  __device__ float rounded() const {
-    const long long units = (static_cast<long long>(static_cast<int>(high)) << 22) + static_cast<int>(low);
-    return __ll2float_rn(units) * 0x1p-38f;
+  __device__ float rounded() const { return __ll2float_rn(units()) * 0x1p-38f; }
+  __device__ double exact() const { return static_cast<double>(units()) * 0x1p-38; }
+
+ private:
+  __device__ long long units() const {
+    return (static_cast<long long>(static_cast<int>(high)) << 22) + static_cast<int>(low);
   }
 };
 
