@@ -125,7 +125,7 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
           run(operation, exec, x.data() + offset, y.data() + offset, rows, columns);
         }
         // As many as each way to split rows takes: with more rows a thread has more of a slice.
-        for (const std::int64_t few : {2, 6, 12, 20, 40, 64}) {
+        for (const std::int64_t few : {2, 6, 12, 20, 33, 40, 63, 64}) {
           if (few > rows) break;
           const ks::ScopedImplementation forced(kernels[1]);
           try {
@@ -274,14 +274,14 @@ TEST_F(CudaSlicedRows, ManyLaunchesOnTwoStreamsBesideOtherWork) {
     EXPECT_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, id ? greatest : least));
     {
       const Exec exec(stream);
-      constexpr std::int64_t most = 1 << 21;
+      constexpr std::int64_t most = 1 << 23;
       const Memory<float> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), most), y("y", most),
           expected("expected", most);
       fill(exec, x.data(), 1, most);
       std::mt19937 random(id + 1);
       for (int i = 0; i < launches; ++i) {
         const auto columns =
-            std::uniform_int_distribution<std::int64_t>(1, 1 << (10 + random() % 12))(random);
+            std::uniform_int_distribution<std::int64_t>(1, 1 << (10 + random() % 14))(random);
         const auto rows = std::max<std::int64_t>(1, std::min<std::int64_t>(most / columns, random() % 64));
         const ks::ScopedImplementation forced(kernels[random() % 2]);
         try {

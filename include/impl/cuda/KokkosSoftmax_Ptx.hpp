@@ -84,6 +84,24 @@ __device__ __forceinline__ Word16 ld_relaxed_gpu_b128(const Word16* from) {
   return word;
 }
 
+/// cp.async.cg.shared.global ("Data Movement and Conversion Instructions: cp.async") of 16 bytes, to a
+/// shared_address. Before compute capability 8.0 an ordinary copy.
+__device__ __forceinline__ void cp_async_16(std::uint32_t to, const void* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from))
+               : "memory");
+#elif defined(__CUDA_ARCH__)
+  *static_cast<Word16*>(__cvta_shared_to_generic(to)) = *static_cast<const Word16*>(from);
+#endif
+}
+
+/// cp.async.wait_all: until the thread's are there.
+__device__ __forceinline__ void cp_async_wait_all() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 /// An mbarrier object in shared memory ("Parallel Synchronization and Communication Instructions: mbarrier").
 using Mbarrier = std::uint64_t;
 
@@ -260,6 +278,14 @@ __device__ __forceinline__ void barrier_sync(int barrier, int threads) {
 __device__ __forceinline__ void grid_dependency_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// griddepcontrol.launch_dependents (ibidem): once all blocks have come here, or have ended, the kernel
+/// behind this one may begin; it sees what this one wrote behind its own grid_dependency_wait().
+__device__ __forceinline__ void grid_launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
