@@ -255,7 +255,8 @@ std::vector<std::string> implementations(std::string_view operation) {
   using impl::Operation;
   for (const Operation known : {Operation::softmax, Operation::log_softmax, Operation::logsumexp}) {
     if (operation == impl::operation_name(known)) {
-      return impl::SoftmaxCandidates::names<Exec, impl::RowsProblem<float, float, impl::BoundIdentity>>();
+      return impl::SoftmaxCandidates::names<Exec, impl::RowsProblem<float, float, impl::BoundIdentity>,
+                                            impl::RowsProblem<half_t, half_t, impl::BoundIdentity>>();
     }
   }
   impl::bad_argument("implementations", "there is no operation '" + std::string(operation) + "'");

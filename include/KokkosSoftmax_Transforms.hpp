@@ -116,17 +116,27 @@ struct RowOffset {
   }
 };
 
-/// Some neighbouring values of an operand that is aligned to 16 bytes, in the accumulator's type.
-template <int width, class Acc, class T>
-KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, Acc (&to)[width]) {
-  constexpr int part = width * sizeof(T) < 16 ? width : static_cast<int>(16 / sizeof(T));
-  struct alignas(part * sizeof(T)) Part {
+/// Bytes of an operand that are read at once for so many neighbouring columns, and that it is aligned to
+/// then.
+template <int width, class T>
+inline constexpr int bytes_of_neighbours = width * sizeof(T) < 16 ? width* static_cast<int>(sizeof(T)) : 16;
+
+/// Some neighbouring values of an operand, converted; in the accumulator's type where nothing else is said.
+template <int width, class To, class T, class Convert>
+KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, To (&to)[width], const Convert& convert) {
+  constexpr int bytes = bytes_of_neighbours<width, T>, part = bytes / static_cast<int>(sizeof(T));
+  struct alignas(bytes) Part {
     T e[part];
   };
   for (int p = 0; p < width / part; ++p) {
     const Part loaded = reinterpret_cast<const Part*>(data)[p];
-    for (int i = 0; i < part; ++i) to[p * part + i] = load_as<Acc>(loaded.e[i]);
+    for (int i = 0; i < part; ++i) to[p * part + i] = convert(loaded.e[i]);
   }
+}
+
+template <int width, class Acc, class T>
+KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, Acc (&to)[width]) {
+  load_neighbours(data, to, [](const T& e) { return load_as<Acc>(e); });
 }
 
 /// An operand with a value for each logit, or broadcast: the shape of the logits with any extent 1, or one
@@ -171,9 +181,17 @@ struct LogitOperand {
     const T* data;
     index_type column_stride;
     KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const {
-      // On the host the stride of 1 has a loop of its own, which vectorises.
+#if !defined(__CUDA_ARCH__)
+      // A loop of its own, which vectorises. (On a device loads that no branch parts are under way together.)
       if (column_stride == 1) return data[column];
+#endif
       return data[column * column_stride];
+    }
+    /// Whether load_neighbours takes the columns from a multiple of `width` on.
+    template <int width>
+    KOKKOS_FORCEINLINE_FUNCTION bool has_neighbours() const {
+      return column_stride == 1 &&
+             reinterpret_cast<std::uintptr_t>(data) % bytes_of_neighbours<width, T> == 0;
     }
     template <class Ops>
     auto vector(index_type column) const {
@@ -282,6 +300,17 @@ struct BoundMask {
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const {
       return static_cast<bool>(mask(column));
     }
+    template <int width>
+    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
+      return mask.template has_neighbours<width>();
+    }
+    template <int width, class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&)[width], bool (&kept)[width],
+                                                         index_type first) const {
+      bool operand[width];
+      load_neighbours(mask.data + first, operand, [](const T& e) { return static_cast<bool>(e); });
+      for (int i = 0; i < width; ++i) kept[i] = kept[i] && operand[i];
+    }
     template <class Ops>
     void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
       if constexpr (std::is_same_v<T, bool>) {
@@ -322,8 +351,9 @@ struct BoundWithOperand {
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return Combine::of(value, load_as<Acc>(operand(column)));
     }
+    template <int width>
     KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
-      return operand.column_stride == 1 && reinterpret_cast<std::uintptr_t>(operand.data) % 16 == 0;
+      return operand.template has_neighbours<width>();
     }
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
@@ -434,10 +464,10 @@ KOKKOS_FORCEINLINE_FUNCTION void apply_stage(const RowStage& stage, Acc& value, 
 }
 
 /// Whether the operands of a stage lie so that they can be read in vectors.
-template <class RowStage>
+template <int width, class RowStage>
 KOKKOS_FORCEINLINE_FUNCTION bool stage_takes_neighbours(const RowStage& stage) {
-  if constexpr (requires { stage.takes_neighbours(); }) {
-    return stage.takes_neighbours();
+  if constexpr (requires { stage.template takes_neighbours<width>(); }) {
+    return stage.template takes_neighbours<width>();
   } else {
     return true;
   }
@@ -468,8 +498,9 @@ struct BoundChain {
       apply_stage(a, value, kept, column);
       apply_stage(b, value, kept, column);
     }
+    template <int width>
     KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
-      return stage_takes_neighbours(a) && stage_takes_neighbours(b);
+      return stage_takes_neighbours<width>(a) && stage_takes_neighbours<width>(b);
     }
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
@@ -754,8 +785,9 @@ struct GeluErfFunction {
     return gelu_by_erf(value);
   }
   template <class Ops, class Vector>
-  requires std::is_same_v<typename Ops::Acc, float>
-  static Vector with(const Vector& value) { return gelu_by_erf_of_vector<Ops>(value); }
+  static Vector with(const Vector& value) {
+    return gelu_by_erf_of_vector<Ops>(value);
+  }
 };
 
 struct GeluTanhFunction {

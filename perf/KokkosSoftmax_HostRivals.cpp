@@ -210,7 +210,7 @@ std::function<void()> onednn_call(const Case& c, const T* x, T* y) {
 
 template <class T>
 Times measure(const Case& c, const Options& options, PyTorch& pytorch) {
-  const Exec exec;
+  const Exec exec{};
   const std::int64_t count = c.elements();
   using Flat = Kokkos::View<T*, Exec::memory_space>;
   const Flat x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), count);

@@ -70,7 +70,7 @@ void sweep() {
   });
   std::printf("%s, fraction of a copy at %.0f GB/s\n%10s %10s", ks::scalar_name<T>(),
               2e-6 * static_cast<double>(total * sizeof(T)) / copy, "rows", "columns");
-  constexpr int slice_bytes[] = {16384, 24576, 32768};
+  constexpr int slice_bytes[] = {24576, 32768, ReductionPlan::largest_slice_bytes};
   for (const int bytes : slice_bytes) std::printf("  %5d held  %5d twice", bytes, bytes);
   std::printf("\n");
   for (index_type row_bytes = 32768; row_bytes <= (index_type(1) << 26); row_bytes *= 2) {

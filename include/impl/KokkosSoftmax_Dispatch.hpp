@@ -100,12 +100,11 @@ inline const char*& last_implementation_slot() {
 ///   leaves the call to a later one.
 template <class... Implementations>
 struct CandidateList {
-  /// Those that a backend has, for a problem without particularities.
-  template <class Exec, class Problem>
+  /// Those that a backend has, for any of some problems without particularities.
+  template <class Exec, class... Problems>
   static std::vector<std::string> names() {
     std::vector<std::string> all;
-    ((Implementations::template supports<Exec, Problem> ? all.push_back(Implementations::name) : void()),
-     ...);
+    ((supports_any<Implementations, Exec, Problems...> ? all.push_back(Implementations::name) : void()), ...);
     return all;
   }
 
@@ -119,6 +118,9 @@ struct CandidateList {
   }
 
  private:
+  template <class Implementation, class Exec, class... Problems>
+  static constexpr bool supports_any = (Implementation::template supports<Exec, Problems> || ...);
+
   static constexpr std::string_view unsupported_types = "does not support these types on this backend";
 
   template <class Implementation, class Exec, class Problem, class Visitor>

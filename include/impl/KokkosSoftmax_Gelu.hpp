@@ -39,9 +39,9 @@ KOKKOS_FORCEINLINE_FUNCTION float gelu_by_erf(float x) {
 /// The same on a host's vectors of floats (Ops is SimdOps); Phi(-x) is wrong by 1.2e-7 at most, the error of
 /// an exponential within two units in the last place.
 template <class Ops>
+requires std::is_same_v<typename Ops::Acc, float>
 [[gnu::always_inline]] inline typename Ops::Vector gelu_by_erf_of_vector(const typename Ops::Vector& x) {
   using Vector = typename Ops::Vector;
-  static_assert(std::is_same_v<typename Ops::Acc, float>);
   const Vector size = Ops::smaller(Vector(8.0f), Ops::larger(-x, x));
   Vector p = Ops::fma(Vector(-2.8196366201882483e-06f), size, Vector(3.9222304621944204e-05f));
   p = Ops::fma(p, size, Vector(-0.00018556149734649807f));
@@ -53,6 +53,39 @@ template <class Ops>
   p = Ops::fma(p, size, Vector(-1.0f));
   const Vector power = exp_of_vector_difference<Ops>(p * Vector(0.69314718055994530942f));
   return Ops::larger(Vector(0.0f), x) - size * power;
+}
+
+/// And of doubles: max(x, 0) - |x| exp(-t^2) f(t) / (2 (1 + 2 t)) with t = |x| / sqrt(2); f(t) =
+/// (1 + 2 t) exp(t^2) erfc(t) is a polynomial in (t - 3.75) / (t + 3.75) (M. Shepherd and J. Laframboise,
+/// "Chebyshev approximation of (1 + 2x) exp(x^2) erfc x", 1981; the coefficients were interpolated for
+/// |x| <= 8.5, relative error 1.0e-16). Phi(-x) is wrong by 2e-16 at most; beyond 8.5 it is less than 1e-17.
+template <class Ops>
+requires std::is_same_v<typename Ops::Acc, double>
+[[gnu::always_inline]] inline typename Ops::Vector gelu_by_erf_of_vector(const typename Ops::Vector& x) {
+  using Vector = typename Ops::Vector;
+  const Vector size = Ops::smaller(Vector(8.5), Ops::larger(-x, x));
+  const Vector t = size * Vector(0.70710678118654752440);
+  const Vector q = (t - Vector(3.75)) / (t + Vector(3.75));
+  Vector p = Ops::fma(Vector(1.5691944545944687e-07), q, Vector(1.421989300398873e-06));
+  p = Ops::fma(p, q, Vector(4.316857585775854e-06));
+  p = Ops::fma(p, q, Vector(1.7266300210892375e-06));
+  p = Ops::fma(p, q, Vector(-9.677215503452444e-06));
+  p = Ops::fma(p, q, Vector(2.301822595545444e-05));
+  p = Ops::fma(p, q, Vector(5.167746255847839e-05));
+  p = Ops::fma(p, q, Vector(-0.0002902328366423835));
+  p = Ops::fma(p, q, Vector(0.00029368397308327166));
+  p = Ops::fma(p, q, Vector(0.001755625066902671));
+  p = Ops::fma(p, q, Vector(-0.009746577680620419));
+  p = Ops::fma(p, q, Vector(0.028362277741547332));
+  p = Ops::fma(p, q, Vector(-0.05869339862826754));
+  p = Ops::fma(p, q, Vector(0.09230432114813229));
+  p = Ops::fma(p, q, Vector(-0.10880393014159366));
+  p = Ops::fma(p, q, Vector(0.08227673849031195));
+  p = Ops::fma(p, q, Vector(0.003585415485465685));
+  p = Ops::fma(p, q, Vector(-0.14024059858554763));
+  p = Ops::fma(p, q, Vector(1.2375126308378275));
+  const Vector power = exp_of_vector_difference<Ops>(size * size * Vector(-0.5));
+  return Ops::larger(Vector(0.0), x) - size * (power * (p / Ops::fma(Vector(4.0), t, Vector(2.0))));
 }
 
 /// x Phi(x) with erf.

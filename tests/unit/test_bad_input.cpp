@@ -51,7 +51,7 @@ class BadInput : public OnEveryBackend<Space> {
 TYPED_TEST_SUITE(BadInput, Backends, BackendName);
 
 TYPED_TEST(BadInput, OutputOfOtherExtents) {
-  const TypeParam exec;
+  const TypeParam exec{};
   for (auto [rows, columns] : {std::pair{3, 4}, {4, 5}, {5, 3}, {0, 5}}) {
     const auto wrong = this->matrix(rows, columns);
     const std::string extents = "(" + std::to_string(rows) + ", " + std::to_string(columns) + ")";
@@ -63,7 +63,7 @@ TYPED_TEST(BadInput, OutputOfOtherExtents) {
 }
 
 TYPED_TEST(BadInput, LogsumexpOfOtherExtents) {
-  const TypeParam exec;
+  const TypeParam exec{};
   expect_refused([&] { ks::logsumexp(exec, this->good_x(), this->values(4)); },
                  {"KokkosSoftmax::logsumexp", "lse", "(4)", "(3, 5)"});
   expect_refused([&] { ks::logsumexp(exec, this->good_x(), this->values(3), ks::axis(0)); },
@@ -71,7 +71,7 @@ TYPED_TEST(BadInput, LogsumexpOfOtherExtents) {
 }
 
 TYPED_TEST(BadInput, AxisOutOfRange) {
-  const TypeParam exec;
+  const TypeParam exec{};
   for (int axis : {2, 7, -3, -100}) {
     const std::string text = std::to_string(axis);
     expect_refused([&] { ks::softmax(exec, this->good_x(), this->good_y(), ks::axis(axis)); },
@@ -86,14 +86,14 @@ TYPED_TEST(BadInput, AxisOutOfRange) {
 }
 
 TYPED_TEST(BadInput, AxisOutOfRangeOfAnEmptyView) {
-  const TypeParam exec;
+  const TypeParam exec{};
   const auto empty = this->matrix(0, 5);
   expect_refused([&] { ks::softmax(exec, empty, empty, ks::axis(2)); }, {"softmax", "axis", "2", "(0, 5)"});
 }
 
 TYPED_TEST(BadInput, DynamicRanksThatDiffer) {
   using View = Kokkos::DynRankView<float, typename TypeParam::memory_space>;
-  const TypeParam exec;
+  const TypeParam exec{};
   const View two("two", 3, 5), three("three", 3, 5, 1), zero("zero");
   expect_refused([&] { ks::softmax(exec, two, three); },
                  {"KokkosSoftmax::softmax", "y", "(3, 5)", "(3, 5, 1)"});
@@ -119,7 +119,7 @@ TYPED_TEST(BadInput, TemperatureOfAnotherShape) {
 }
 
 TYPED_TEST(BadInput, TemperatureThatIsNotPositive) {
-  const TypeParam exec;
+  const TypeParam exec{};
   for (double bad : {0.0, -1.0, reference::nan, -0.0}) {
     const std::vector<double> temperatures{1, bad, 2};
     const Buffer<TypeParam> buffer(Scalar::float32, reference::right({3}), &temperatures);
@@ -158,7 +158,7 @@ TYPED_TEST(BadInput, BadTransformWithinAChain) {
 }
 
 TYPED_TEST(BadInput, ViewsWithoutMemory) {
-  const TypeParam exec;
+  const TypeParam exec{};
   const StridedView<float, 2, TypeParam> nothing(nullptr, kokkos_layout(reference::right({3, 5})));
   expect_refused([&] { ks::softmax(exec, nothing, this->good_y()); },
                  {"KokkosSoftmax::softmax", "x", "(3, 5)"});
@@ -169,7 +169,7 @@ TYPED_TEST(BadInput, ViewsWithoutMemory) {
 }
 
 TYPED_TEST(BadInput, OutputThatMeetsItself) {
-  const TypeParam exec;
+  const TypeParam exec{};
   const StridedView<float, 2, TypeParam> repeated(static_cast<float*>(this->other.device()),
                                                   kokkos_layout(Layout{{3, 5}, {0, 1}}));
   expect_refused([&] { ks::softmax(exec, this->good_x(), repeated); },
@@ -186,7 +186,7 @@ TYPED_TEST(BadInput, MemoryThatTheSpaceCannotReach) {
     GTEST_SKIP() << TypeParam::name() << " reaches all memory of the host";
   }
   float on_host[15] = {};
-  const TypeParam exec;
+  const TypeParam exec{};
   const StridedView<float, 2, TypeParam> wrong(on_host, kokkos_layout(reference::right({3, 5})));
   expect_refused([&] { ks::softmax(exec, wrong, this->good_y()); },
                  {"KokkosSoftmax::softmax", "x", "(3, 5)", "reach"});

@@ -86,6 +86,7 @@ std::vector<Case> shapes() {
     all.push_back(c);
   };
   add({129, 40}, -1);
+  add({300, 65}, -1);
   add({7, 3000}, -1);
   add({2, 128255}, -1);
   add({1, 1 << 20}, -1);
@@ -98,7 +99,11 @@ TEST(CudaGraph, EachKernel) {
   for (auto operation : operations) {
     for (const auto& name : implementations_and_default<Exec>(operation)) {
       int ran = 0;
-      for (const auto& c : shapes()) ran += captured<float, 2>(c, operation, name);
+      for (const auto& c : shapes()) {
+        ran += captured<float, 2>(c, operation, name);
+        // What takes rows of 16 bits alone takes these.
+        if (c.extents[1] < 100) ran += captured<half_t, 2>(c, operation, name);
+      }
       EXPECT_GT(ran, 0) << name;
     }
   }
@@ -171,6 +176,34 @@ TEST(CudaGraph, WarmByACall) {
       << report;
 }
 
+// What was reserved for many long rows serves fewer and shorter ones, which other kernels take.
+template <class T>
+void check_reserved_for_more() {
+  const Stream stream;
+  const Exec exec(stream);
+  const Buffer<Exec> x(scalar_of<T>, reference::right({1000, 20000})), y(scalar_of<T>, x.layout());
+  const auto call_on = [&](std::int64_t rows, std::int64_t columns) {
+    const std::pair<std::int64_t, std::int64_t> some_rows(0, rows), some_columns(0, columns);
+    ks::softmax(exec, Kokkos::subview(x.template view<const T, 2>(), some_rows, some_columns),
+                Kokkos::subview(y.template view<T, 2>(), some_rows, some_columns));
+  };
+  ks::reserve(exec, x.template view<const T, 2>(), y.template view<T, 2>());
+  const Graph graph(stream, [&] {
+    for (const std::int64_t rows : {999, 300, 128, 60, 8, 1}) {
+      for (const std::int64_t columns : {20000, 17000, 9000, 4001, 1000, 65, 9}) call_on(rows, columns);
+    }
+  });
+  EXPECT_EQ(graph.failure(), "") << ks::scalar_name<T>();
+  if (!graph.failure().empty()) return;
+  graph.launch();
+  exec.fence();
+}
+TEST(CudaGraph, ReservedForMore) {
+  check_reserved_for_more<float>();
+  check_reserved_for_more<bhalf_t>();
+  check_reserved_for_more<double>();
+}
+
 // The scratch that a graph took stays its own: neither larger calls on the instance nor a second graph
 // disturb it, and it outlives the instance.
 TEST(CudaGraph, ScratchBelongsToTheGraph) {
@@ -211,11 +244,14 @@ TEST(CudaGraph, ScratchBelongsToTheGraph) {
 TEST(CudaGraph, ColdCallNamesReserve) {
   const Stream stream;
   const Exec exec(stream);
-  Buffer<Exec> x(Scalar::float32, reference::right({50, 3000000}));
+  // More words than any instance has from the start; nothing is launched, so that there need be no such rows.
+  const Buffer<Exec> memory(Scalar::float32, reference::right({1}));
+  const Kokkos::View<float**, Kokkos::LayoutRight, Kokkos::CudaSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>
+      x(memory.view<float, 1>().data(), 1000, 3000000);
   // The kernels were loaded by other instances; the scratch of this one is missing.
   std::string failure;
   {
-    const Graph graph(stream, [&] { ks::softmax(exec, x.view<float, 2>(), x.view<float, 2>()); });
+    const Graph graph(stream, [&] { ks::softmax(exec, x, x); });
     failure = graph.failure();
   }
   EXPECT_NE(failure.find("reserve"), std::string::npos) << failure;

@@ -125,7 +125,7 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
           run(operation, exec, x.data() + offset, y.data() + offset, rows, columns);
         }
         // As many as each way to split rows takes: with more rows a thread has more of a slice.
-        for (const std::int64_t few : {2, 6, 12, 20, 40, 64}) {
+        for (const std::int64_t few : {2, 6, 12, 20, 33, 40, 63, 64}) {
           if (few > rows) break;
           const ks::ScopedImplementation forced(kernels[1]);
           try {
@@ -163,19 +163,23 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
   }
 }
 
+// Around the ends of slices, of the eighths that they are reduced in, and of rows that a block has for
+// itself.
 TEST_F(CudaSlicedRows, FloatRowsGiveTheSameBitsAnywhere) {
-  check_same_bits<float>({2,      2047,   2048,   2049,   4095,   4097,    8191,    8193,    12289,
-                          16383,  16384,  16385,  32767,  32768,  32769,   50257,   98303,   128255,
-                          131071, 151643, 196609, 393215, 786433, 1572865, 2097152, 4194303, 8388608});
+  check_same_bits<float>({2,      1023,   1025,   2047,    2048,    2049,    4095,   4097,   8191,
+                          8193,   12289,  16383,  16384,   16385,   16386,   24577,  28673,  32767,
+                          32768,  32769,  40000,  50257,   65537,   98303,   128255, 131071, 151643,
+                          196609, 393215, 786433, 1572865, 2097152, 4194303, 8388608});
 }
 TEST_F(CudaSlicedRows, Bfloat16RowsGiveTheSameBitsAnywhere) {
-  check_same_bits<bhalf_t>({2, 4097, 8193, 16385, 50257, 128255, 393215, 1572865, 8388609});
+  check_same_bits<bhalf_t>({2, 2047, 4097, 8193, 16383, 16385, 16386, 24577, 32769, 50257, 65536, 65537,
+                            80000, 128255, 393215, 1572865, 8388609});
 }
 TEST_F(CudaSlicedRows, HalfRowsGiveTheSameBitsAnywhere) {
-  check_same_bits<half_t>({3, 8191, 32769, 151643});
+  check_same_bits<half_t>({3, 8191, 16386, 32769, 50257, 151643});
 }
 TEST_F(CudaSlicedRows, DoubleRowsGiveTheSameBitsAnywhere) {
-  check_same_bits<double>({5, 2049, 4097, 50257, 393215, 1572865});
+  check_same_bits<double>({5, 511, 513, 2049, 4097, 8193, 12289, 50257, 393215, 1572865});
 }
 
 // x of a few rows against the reference; y has as many elements.
@@ -270,14 +274,14 @@ TEST_F(CudaSlicedRows, ManyLaunchesOnTwoStreamsBesideOtherWork) {
     EXPECT_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, id ? greatest : least));
     {
       const Exec exec(stream);
-      constexpr std::int64_t most = 1 << 21;
+      constexpr std::int64_t most = 1 << 23;
       const Memory<float> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), most), y("y", most),
           expected("expected", most);
       fill(exec, x.data(), 1, most);
       std::mt19937 random(id + 1);
       for (int i = 0; i < launches; ++i) {
         const auto columns =
-            std::uniform_int_distribution<std::int64_t>(1, 1 << (10 + random() % 12))(random);
+            std::uniform_int_distribution<std::int64_t>(1, 1 << (10 + random() % 14))(random);
         const auto rows = std::max<std::int64_t>(1, std::min<std::int64_t>(most / columns, random() % 64));
         const ks::ScopedImplementation forced(kernels[random() % 2]);
         try {
@@ -386,13 +390,14 @@ TEST_F(CudaSlicedRows, EpochWrapsAround) {
 
 // The last row ends where its memory ends, off a boundary of 16 bytes: for compute-sanitizer, which sees
 // reads beyond.
-TEST_F(CudaSlicedRows, ReadsNothingBehindTheLastRow) {
+template <class T>
+void run_at_the_end_of_memory() {
   const Exec exec;
   for (const std::int64_t columns : {2, 3, 8191, 20001, 100003}) {
     for (const std::int64_t rows : {1, 3}) {
-      float *x = nullptr, *y = nullptr;
-      EXPECT_CUDA(cudaMalloc(&x, rows * columns * sizeof(float)));
-      EXPECT_CUDA(cudaMalloc(&y, rows * columns * sizeof(float)));
+      T *x = nullptr, *y = nullptr;
+      EXPECT_CUDA(cudaMalloc(&x, rows * columns * sizeof(T)));
+      EXPECT_CUDA(cudaMalloc(&y, rows * columns * sizeof(T)));
       fill(exec, x, rows, columns);
       for (const char* kernel : kernels) {
         const ks::ScopedImplementation forced(kernel);
@@ -403,6 +408,11 @@ TEST_F(CudaSlicedRows, ReadsNothingBehindTheLastRow) {
       EXPECT_CUDA(cudaFree(y));
     }
   }
+}
+
+TEST_F(CudaSlicedRows, ReadsNothingBehindTheLastRow) {
+  run_at_the_end_of_memory<float>();
+  run_at_the_end_of_memory<bhalf_t>();
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 // instance, twice.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "../support/cases.hpp"
@@ -106,7 +107,7 @@ class SameBits {
                                      kokkos_layout(Layout{{a.rows, columns_}, {row_stride, column_stride}}));
     };
     const StridedView<T, 1, Exec> lse(y.data() + y_offset, kokkos_layout(Layout{{a.rows}, {1}}));
-    const Exec fill_exec;
+    const Exec fill_exec{};
     Kokkos::parallel_for("fill", Range(fill_exec, 0, a.rows * columns_),
                          Fill<T>{x.data() + a.offset, columns_, row_stride, column_stride});
     fill_exec.fence();
@@ -164,7 +165,7 @@ std::int64_t large_batch(std::int64_t columns) {
 
 template <class T, class Exec>
 void check_batches(std::initializer_list<std::int64_t> lengths) {
-  const Exec exec;
+  const Exec exec{};
   for (auto operation : operations) {
     for (auto columns : lengths) {
       SameBits<T, Exec> same(operation, columns);
@@ -189,7 +190,7 @@ void check_batches(std::initializer_list<std::int64_t> lengths) {
 // values.
 template <class T, class Exec, class MakeTransform>
 void check_misalignments(std::initializer_list<std::int64_t> lengths, const MakeTransform& make_transform) {
-  const Exec exec;
+  const Exec exec{};
   constexpr int places = 16 / sizeof(T);
   for (auto operation : operations) {
     for (auto columns : lengths) {
@@ -204,6 +205,11 @@ void check_misalignments(std::initializer_list<std::int64_t> lengths, const Make
               same.check(exec, {5, false, offset, 1 + offset % 3, output}, name, transform...);
             }
             same.check(exec, {3, false, offset, 0, -1, true}, name, transform...);
+            // More than the rows of a block where these are short.
+            if (columns > 2100) continue;
+            for (const std::int64_t rows : {70, 133})
+              same.check(exec, {rows, false, offset, 0, (offset + 5 * rows) % places}, name, transform...);
+            same.check(exec, {133, false, offset, 0, -1, true}, name, transform...);
           }
         }
       });
@@ -240,9 +246,9 @@ TYPED_TEST(Determinism, EveryMisalignmentDouble) {
   check_misalignments<double, TypeParam>({3, 64, 65, 389, 1025, 4096, 4097, 9001}, no_transform);
 }
 TYPED_TEST(Determinism, EveryMisalignmentHalf) {
-  check_misalignments<half_t, TypeParam>(
-      {3, 64, 65, 150, 259, 390, 600, 1001, 1029, 1500, 2040, 2041, 2051, 4099, 8197, 16384, 20003},
-      no_transform);
+  check_misalignments<half_t, TypeParam>({3,    16,   17,   64,   65,   145,  150,  259,  390,  577,   600,
+                                          1001, 1023, 1029, 1500, 2040, 2041, 2051, 4099, 8197, 16384, 20003},
+                                         no_transform);
 }
 TYPED_TEST(Determinism, EveryMisalignmentBfloat16) {
   check_misalignments<bhalf_t, TypeParam>({5, 67, 200, 256, 257, 1001, 1008, 2049, 9001, 16383, 17003},
@@ -257,11 +263,67 @@ TYPED_TEST(Determinism, EveryMisalignmentWithABias) {
   check_misalignments<float, TypeParam>({256, 259, 4096, 4097, 20003}, with_bias);
 }
 
+struct FillOperands {
+  bool* keep;
+  float* bias;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    keep[i] = i % 7 != 3 && i % 11 != 5;
+    bias[i] = static_cast<float>(i % 13) * 0.125f;
+  }
+};
+
+// A mask and a bias give the same bits wherever they begin: they are read in vectors where they are aligned.
+template <class T, class Exec>
+void check_places_of_operands(std::initializer_list<std::int64_t> lengths) {
+  using Memory = typename Exec::memory_space;
+  constexpr std::int64_t rows = 5, places = 9;
+  const Exec exec;
+  for (const std::int64_t columns : lengths) {
+    const std::int64_t size = rows * columns;
+    const Kokkos::View<T**, Kokkos::LayoutRight, Memory> x("x", rows, columns), y("y", rows, columns);
+    const Kokkos::View<bool*, Memory> keep("keep", size + places);
+    const Kokkos::View<float*, Memory> bias("bias", size + places);
+    Kokkos::parallel_for("fill", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, size),
+                         Fill<T>{x.data(), columns, columns, 1});
+    for (const auto& name : implementations_and_default<Exec>(Operation::softmax)) {
+      std::optional<ks::ScopedImplementation> forced;
+      if (!name.empty()) forced.emplace(name);
+      std::vector<T> expected;
+      for (std::int64_t place = 0; place < places; ++place) {
+        Kokkos::parallel_for("fill",
+                             Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, size),
+                             FillOperands{keep.data() + place, bias.data() + place});
+        using Unmanaged = Kokkos::MemoryTraits<Kokkos::Unmanaged>;
+        const Kokkos::View<const bool**, Kokkos::LayoutRight, Memory, Unmanaged> keep_here(
+            keep.data() + place, rows, columns);
+        const Kokkos::View<const float**, Kokkos::LayoutRight, Memory, Unmanaged> bias_here(
+            bias.data() + place, rows, columns);
+        try {
+          ks::softmax(exec, x, y, ks::mask(keep_here) | ks::bias(bias_here));
+        } catch (const std::invalid_argument&) {
+          break;
+        }
+        exec.fence();
+        std::vector<T> got(static_cast<std::size_t>(size));
+        Kokkos::deep_copy(Kokkos::View<T*, Kokkos::HostSpace, Unmanaged>(got.data(), size),
+                          Kokkos::View<T*, Memory, Unmanaged>(y.data(), size));
+        if (expected.empty()) expected = got;
+        EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(T)), 0)
+            << ks::scalar_name<T>() << ", " << columns << " columns, operands at " << place << ", ran "
+            << ks::last_implementation();
+      }
+    }
+  }
+}
+TYPED_TEST(Determinism, OperandsAtAnyPlace) {
+  check_places_of_operands<float, TypeParam>({64, 100, 259, 1000, 4096, 12288, 20000});
+}
+
 // The implementations between which the number of rows decides agree to the bit, wherever both take a call:
 // each that is ever chosen by itself for these shapes, and those of the same arrangement that differ by the
 // number of rows alone.
 TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgrees) {
-  const TypeParam exec;
+  const TypeParam exec{};
   for (auto operation : operations) {
     for (std::int64_t columns : {1000, 50257, 128255}) {
       std::vector<std::string> chosen;
@@ -280,7 +342,7 @@ TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgrees) {
 }
 
 TYPED_TEST(Determinism, OnAnotherInstance) {
-  const TypeParam exec;
+  const TypeParam exec{};
   if (exec.concurrency() < 2) GTEST_SKIP() << "too few threads to divide";
   const auto parts = Kokkos::Experimental::partition_space(exec, 1, 1);
   for (auto operation : operations) {

@@ -44,16 +44,19 @@ TYPED_TEST(Forcing, EachCandidate) {
   const Kokkos::View<float**, Kokkos::LayoutRight, Space> middle("middle", 1, 5000),
       middle_out("middle_out", 1, 5000);
   const Kokkos::View<float*, Space> one("one", 1), many("many", 40);
+  const Kokkos::View<half_t**, Kokkos::LayoutRight, Space> short_rows("short", 40, 65);
+  const Kokkos::View<half_t*, Space> many_halves("many_halves", 40);
   for (auto operation : operations) {
     for (const auto& name : ks::implementations<TypeParam>(reference::name(operation))) {
       int ran = 0;
       const ks::ScopedImplementation forced(name);
-      for (int shape : {0, 1, 2, 3}) {
+      for (int shape : {0, 1, 2, 3, 4}) {
         try {
           if (shape == 0) this->run(operation);
           if (shape == 1) call(operation, TypeParam(), longer, out, one, -1);
           if (shape == 2) call(operation, TypeParam(), this->left, this->left, many, -1);
           if (shape == 3) call(operation, TypeParam(), middle, middle_out, one, -1);
+          if (shape == 4) call(operation, TypeParam(), short_rows, short_rows, many_halves, -1);
           TypeParam().fence();
           EXPECT_EQ(ks::last_implementation(), name);
           ++ran;

@@ -48,7 +48,7 @@ class Instances : public OnEveryBackend<Space> {};
 TYPED_TEST_SUITE(Instances, Backends, BackendName);
 
 TYPED_TEST(Instances, TwoAtOnce) {
-  const TypeParam whole;
+  const TypeParam whole{};
   if (whole.concurrency() < 2) GTEST_SKIP() << "too few threads to divide";
   const auto parts = Kokkos::Experimental::partition_space(whole, 1, 1);
   for (const auto& extents : {std::vector<std::int64_t>{2, 128255}, {300, 129}, {1, 1 << 20}, {40, 4097}}) {
@@ -79,7 +79,7 @@ TYPED_TEST(Instances, CopiesOfOneInstance) {
 
 // Instances that come and go leave nothing that a later one could stumble over.
 TYPED_TEST(Instances, ManyAfterEachOther) {
-  const TypeParam whole;
+  const TypeParam whole{};
   if (whole.concurrency() < 2) GTEST_SKIP() << "too few threads to divide";
   for (int i = 0; i < 20; ++i) {
     const auto parts = Kokkos::Experimental::partition_space(whole, 1, 1);

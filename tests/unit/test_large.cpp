@@ -85,7 +85,7 @@ template <class T, class Exec>
 void many_rows(std::int64_t rows, std::int64_t columns, bool slow_axis, int axis_of_two) {
   using Memory = typename Exec::memory_space;
   using Range = Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>;
-  const Exec exec;
+  const Exec exec{};
   const Kokkos::View<T*, Memory> large(Kokkos::view_alloc(Kokkos::WithoutInitializing, "large"),
                                        rows * columns),
       small(Kokkos::view_alloc(Kokkos::WithoutInitializing, "small"), 7 * columns);
@@ -157,7 +157,7 @@ struct FillConstant {
 TYPED_TEST(Large, ColumnsBeyond32Bits) {
   const std::int64_t columns = two_32 + 12345;
   KOKKOSSOFTMAX_TESTS_NEEDS(2.0 * columns + 1e9);
-  const TypeParam exec;
+  const TypeParam exec{};
   const Kokkos::View<half_t*, typename TypeParam::memory_space> x(
       Kokkos::view_alloc(Kokkos::WithoutInitializing, "x"), columns);
   const Kokkos::View<float, typename TypeParam::memory_space> lse("lse");

@@ -24,7 +24,7 @@ using Matrix = Kokkos::View<float**, Kokkos::LayoutRight, Exec::memory_space>;
 class SimdRows : public testing::Test {
  protected:
   const ks::ScopedImplementation forced{"simd_rows"};
-  const Exec exec;
+  const Exec exec{};
 };
 
 // --- functors ----------------------------------------------------------------------------------------------
@@ -187,6 +187,9 @@ TEST_F(SimdRows, LargeCallsGiveTheBitsOfSmallOnes) {
     check_large<double>(exec, operation, 64, 0);
     check_large<float>(exec, operation, 128, 16);
     check_large<ks::half_t>(exec, operation, 1024, 0);
+    // Whole lines behind the last whole step.
+    check_large<float>(exec, operation, 1008, 0);
+    check_large<ks::bhalf_t>(exec, operation, 1120, 32);
   }
 }
 

@@ -52,7 +52,7 @@ std::vector<Shape> shapes() {
 TYPED_TEST_SUITE(Tools, Backends, BackendName);
 
 TYPED_TEST(Tools, AWarmCallIsQuiet) {
-  const TypeParam exec;
+  const TypeParam exec{};
   for (const auto& shape : shapes()) {
     typename TestFixture::Matrix x("x", shape.rows, shape.columns);
     typename TestFixture::Vector lse("lse", shape.axis == 0 ? shape.columns : shape.rows);
@@ -81,7 +81,7 @@ TYPED_TEST(Tools, AWarmCallIsQuiet) {
 }
 
 TYPED_TEST(Tools, OneKernelForOrdinaryRows) {
-  const TypeParam exec;
+  const TypeParam exec{};
   typename TestFixture::Matrix x("x", 5000, 100);
   ks::softmax(exec, x, x);
   exec.fence();
@@ -122,7 +122,7 @@ TYPED_TEST(Tools, AReservedCallIsQuiet) {
 
 // Nothing of x is computed or written by reserve.
 TYPED_TEST(Tools, ReserveLeavesTheOperandsAlone) {
-  const TypeParam exec;
+  const TypeParam exec{};
   const auto values = random_values(Scalar::float32, 3 * 1000);
   Buffer<TypeParam> x(Scalar::float32, reference::right({3, 1000}), &values),
       y(Scalar::float32, reference::right({3, 1000}));
@@ -133,7 +133,7 @@ TYPED_TEST(Tools, ReserveLeavesTheOperandsAlone) {
 }
 
 TYPED_TEST(Tools, NoLargerExtentsAreWarmToo) {
-  const TypeParam exec;
+  const TypeParam exec{};
   typename TestFixture::Matrix large("large", 4, 400000), small("small", 4, 150000), one("one", 1, 399999);
   for (auto operation : {Operation::softmax, Operation::log_softmax}) {
     typename TestFixture::Vector lse("lse", 4);
@@ -175,7 +175,7 @@ TYPED_TEST(Tools, WithoutAnInstanceItFences) {
 }
 
 TYPED_TEST(Tools, EmptyViewsLaunchNothing) {
-  const TypeParam exec;
+  const TypeParam exec{};
   typename TestFixture::Matrix none("none", 0, 7), empty_rows("empty_rows", 7, 0);
   typename TestFixture::Vector nothing("nothing", 0);
   ToolRecorder recorder;
@@ -187,7 +187,7 @@ TYPED_TEST(Tools, EmptyViewsLaunchNothing) {
 }
 
 TYPED_TEST(Tools, TransformsAreQuiet) {
-  const TypeParam exec;
+  const TypeParam exec{};
   typename TestFixture::Matrix x("x", 40, 300);
   typename TestFixture::Vector b("b", 300), t("t", 40);
   Kokkos::deep_copy(t, 1.0f);

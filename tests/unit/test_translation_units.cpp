@@ -19,7 +19,7 @@ class TranslationUnits : public OnEveryBackend<Space> {};
 TYPED_TEST_SUITE(TranslationUnits, Backends, BackendName);
 
 TYPED_TEST(TranslationUnits, GiveTheSame) {
-  const TypeParam exec;
+  const TypeParam exec{};
   for (const auto& [rows, columns] :
        {std::pair{3, 100}, {3, 5000}, {200, 20000}, {2, 65536}, {300, 65536}, {40, 400000}}) {
     const std::vector<double> values =

@@ -24,28 +24,35 @@ struct ReductionPlan {
   static constexpr int threads = shares * 32;
 
   index_type slices;  ///< of a row
-  int slice_columns;  ///< of every slice but the last, which may have fewer; a multiple of 16 bytes
+  int slice_columns;  ///< of every slice but the last, which may have fewer; a multiple of 128 bytes
   /// A row is read twice, the second time as far as possible from L2: its slices would fill the rings of the
   /// whole grid before the first of them could be finished.
   bool reads_twice;
 
-  /// The largest slice. What a slice costs beside its bytes, and the way of its result through L2, ask for
-  /// large ones; seven of these fit a multiprocessor. (Fraction of a copy with slices of 16, 24 and 32 KB, 1
-  /// GiB of float on one H200: 16384 columns 0.78, 0.88, 0.93; 393216 columns 0.70, 0.94, 0.94; when
-  /// finishers still stored to global memory themselves. kokkossoftmax_tune_sliced_rows measures it again.)
-  static constexpr int largest_slice_bytes = 32768;
+  /// Slices are reduced part by part: one that ends within a part costs no more than the rest of it.
+  static constexpr int part_bytes = 4096;
+  static constexpr int most_parts = 9;
+  /// The largest slice: six of these fit a multiprocessor, and seven of the usual length. What a slice costs
+  /// beside its bytes, and the way of its result through L2, ask for large ones. (Fraction of a copy of 1 GiB
+  /// on one H200: 65536 columns of float in 8, 9 and 10 slices 0.97, 0.94 and 0.91; of bfloat16 50257 in 3
+  /// and 4 0.96 and 0.94, 65537 in 4, 5 and 6 0.91, 0.73 and 0.65. kokkossoftmax_tune_sliced_rows measures
+  /// more.)
+  static constexpr int largest_slice_bytes = most_parts * part_bytes;
+  static constexpr int usual_slice_bytes = 8 * part_bytes;
   /// A row of more bytes is read twice (4 M columns of float 0.59 held, 0.75 read twice; 2 M 0.85 and 0.76).
   static constexpr index_type largest_row_bytes_held = 8 * 1024 * 1024;
 
   template <class In>
   static constexpr ReductionPlan of(index_type columns) {
-    constexpr index_type width = 16 / sizeof(In);
-    const index_type largest = largest_slice_bytes / static_cast<int>(sizeof(In));
-    const index_type wanted = (columns + largest - 1) / largest;
+    constexpr index_type size = sizeof(In), line = 128 / size;
+    const auto slices_of = [&](index_type bytes) { return (columns * size + bytes - 1) / bytes; };
+    // Larger ones where the usual ones would be far from full: a row a little longer than so many of these.
+    const bool fills = columns * size * 16 >= slices_of(usual_slice_bytes) * usual_slice_bytes * 15;
+    const index_type wanted = slices_of(fills ? usual_slice_bytes : largest_slice_bytes);
     // Slices of one length: a short last one would hold a slot that is mostly empty.
-    const index_type length = ((columns + wanted - 1) / wanted + width - 1) / width * width;
+    const index_type length = ((columns + wanted - 1) / wanted + line - 1) / line * line;
     return {(columns + length - 1) / length, static_cast<int>(length),
-            columns * static_cast<index_type>(sizeof(In)) > largest_row_bytes_held};
+            columns * size > largest_row_bytes_held};
   }
 };
 

@@ -155,10 +155,11 @@ struct CudaWorkspace {
 
   template <class Acc>
   static std::size_t bytes_for(index_type partials) {
-    // A quarter of a megabyte at least, so that short calls of different shapes do not make it grow.
+    // So much at least that calls of other shapes do not make it grow: fewer rows than grid_pipelined_rows
+    // has are split_rows' (200 of two slices at most), and that asks for more words.
     return std::max<std::size_t>(
         sizeof(CudaWorkspaceHeader) + static_cast<std::size_t>(partials) * sizeof(PartialWords<Acc>),
-        256 * 1024);
+        2 * 1024 * 1024);
   }
 };
 

@@ -6,17 +6,25 @@
 /// on each multiprocessor; slices of rows are handed out in the order of memory by a ticket, so that a slower
 /// multiprocessor takes fewer. In a block
 ///   a producer    takes a ticket when a slot of the ring in shared memory is free, and starts its bulk copy;
-///   publishers    (8 warps) reduce a slice to (max, sum), one word in global memory;
+///   publishers    (8 warps, or 16 that take turns) reduce a slice to a (max, sum) for each of 8 shares;
+///   an announcer  (1 warp) joins these, one word in global memory;
 ///   a collector   (1 warp) waits for the words of a slot's row and joins them;
 ///   finishers     (8 warps) turn the slot's slice into exp(x - max) / sum, in place;
 ///   a storer      (1 thread) starts the bulk copy of the slot to y. When it is read, the slot is free.
 /// None of them waits for a later one, so the way through L2 and the reduction of one slice are hidden behind
-/// the copies of others. What was measured, as fractions of a copy of 1 GiB, float, on one H200: warps that
-/// do all of it in turn 0.8, since they wait for copies while results are there, or for results while copies
-/// are; slices that wait for their row in registers 0.2 to 0.5, since then publishing waits for finishing;
-/// finishers that store to global memory themselves 0.90 to 0.94, with the storer 0.93 to 0.97: their stores
-/// hold up the loads of the publishers; a ticket drawn ahead of its slot 2 points less: the longer a ticket
-/// waits, the longer all the others of its row.
+/// the copies of others. A row of so few slices that a block holds two such rows has a ticket of its own, and
+/// its slices never leave the block: the way through L2 for each would take longer than its copy.
+///
+/// What was measured, as fractions of a copy of 1 GiB on one H200. Float: warps that do all of it in turn
+/// 0.8, since they wait for copies while results are there, or for results while copies are; slices that wait
+/// for their row in registers 0.2 to 0.5, since then publishing waits for finishing; finishers that store to
+/// global memory themselves 0.90 to 0.94, with the storer 0.93 to 0.97: their stores hold up the loads of the
+/// publishers; a ticket drawn ahead of its slot 2 points less: the longer a ticket waits, the longer all the
+/// others of its row; bulk copies between different places of a line 3 to 4 points less. Bfloat16: publishers
+/// who join and announce in turn 0.87, with an announcer 0.97, since one of them was late for each slice and
+/// all waited for it; loops over the slice unrolled to its end 0.87, not unrolled at all 0.80, by 16 KB 0.97
+/// (the one waits for instructions, the other for each load); 16386 columns of float 0.69 before a block had
+/// rows for itself, 0.96 now.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies: whatever slice was handed out gets published.
 /// A row lacks slices that nobody took only while no slot is free, and tickets are handed out in order, so of
@@ -37,41 +45,53 @@ struct GridPipelinedShape {
   static constexpr int most_slots = 12;
   static constexpr int warps_of_group = ReductionPlan::shares;
   static constexpr int finishing_threads = ReductionPlan::threads;
-  static constexpr int threads = (2 * warps_of_group + 3) * 32;
-  static constexpr int slot_alignment = 128;
+  static constexpr int threads(int groups) { return ((groups + 1) * warps_of_group + 4) * 32; }
+  static constexpr int line = 128;  ///< bytes: what lies in a line of memory lies in a line of its slot
   static constexpr int copy_alignment = 16;
 
-  /// Copies to slots under way at once: more only queue before memory, and the longer a copy takes, the
-  /// longer wait the other slices of its row. (2 and 3 on one H200, fractions of a copy: 1 GiB of float,
-  /// 32768 columns 0.945 and 0.950, 131072 columns 0.954 and 0.959; of bfloat16 0.925 and 0.931, 0.932 both.
-  /// Without a limit 0.952 and 0.936 for float.)
-  static constexpr int most_copies = 3;
+  /// Bytes of copies to slots under way at once: more only queue before memory, and the longer a copy takes,
+  /// the longer wait the other slices of its row. (Two and three slices of 32 KB on one H200, fractions of a
+  /// copy: 1 GiB of float, 32768 columns 0.945 and 0.950, 131072 columns 0.954 and 0.959; of bfloat16 0.925
+  /// and 0.931, 0.932 both. Without a limit 0.952 and 0.936 for float.)
+  static constexpr int most_bytes_under_way = 3 * 32 * 1024;
 
-  index_type slices;    ///< of a row
-  double rows_a_slice;  ///< 1 / slices
+  /// Of a row that is read twice, what is kept in L2 for the second time, from its end. (One H200, 4 M
+  /// columns of float: 0.76 of a copy, with nothing kept on purpose 0.70.)
+  static constexpr int most_bytes_kept = 24 * 1024 * 1024;
+
+  index_type slices;         ///< of a row
+  index_type tickets_a_row;  ///< one for each slice, or one for all
+  double rows_a_ticket;
   int slice_columns;
-  int slots;  ///< a multiple of the parties
+  int slots;
   int slot_bytes;
-  /// Groups of publishers that slots are dealt to in turn: each sees every phase of its slots' barriers, and
-  /// an end of its own.
+  int most_copies;  ///< to slots under way at once
+  /// Groups of publishers that slots are dealt to in turn. Each sees an end of its own, and never a barrier
+  /// two phases behind: what it waits for begins when copies to the slots of the turn before have long
+  /// arrived.
   int parties;
   bool rereads;
+  /// Where rows are read twice: slices that are published before the first of a row is finished (0
+  /// otherwise), and slices at the end of a row that are to stay in L2 until then.
+  index_type finish_lag, slices_kept;
 
+  /// Whether no block has to hear of another's slices.
+  KOKKOS_FORCEINLINE_FUNCTION bool whole_rows() const { return tickets_a_row == 1; }
   /// Tickets of a launch.
   KOKKOS_FORCEINLINE_FUNCTION index_type tickets(index_type rows) const {
-    return rereads ? (rows + 1) * 2 * slices : rows * slices;
+    return rows * tickets_a_row + finish_lag;
   }
-  /// index / slices and the rest: a division of 64 bits would take the producer's one thread longer than all
-  /// else that it does.
+  /// index / tickets_a_row and the rest: a division of 64 bits would take the producer's one thread longer
+  /// than all else that it does.
   __device__ void divide(index_type index, index_type& quotient, index_type& rest) const {
-    quotient = __double2ll_rz(static_cast<double>(index) * rows_a_slice);
-    rest = index - quotient * slices;
+    quotient = __double2ll_rz(static_cast<double>(index) * rows_a_ticket);
+    rest = index - quotient * tickets_a_row;
     if (rest < 0) {
       --quotient;
-      rest += slices;
-    } else if (rest >= slices) {
+      rest += tickets_a_row;
+    } else if (rest >= tickets_a_row) {
       ++quotient;
-      rest -= slices;
+      rest -= tickets_a_row;
     }
   }
 };
@@ -93,6 +113,7 @@ struct SliceInSlot {
   int columns;
   int shift;  ///< bytes of the slot before the slice
   SliceUse use;
+  index_type index;  ///< of the slice in its row
   bool last_of_row;
 
   /// Bytes of y before the first boundary that a bulk copy can start at.
@@ -100,26 +121,47 @@ struct SliceInSlot {
     constexpr auto alignment = static_cast<std::uintptr_t>(GridPipelinedShape::copy_alignment);
     return static_cast<int>(-reinterpret_cast<std::uintptr_t>(y) % alignment);
   }
+  /// Bytes of the slot before the outputs: they stay where the inputs were if a bulk copy can start there.
+  __device__ int bytes_before_outputs() const {
+    const auto in_line = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % GridPipelinedShape::line);
+    return (in_line - shift) % GridPipelinedShape::copy_alignment == 0 ? shift : in_line;
+  }
 };
 
+/// The same number, of which the compiler knows nothing: it would find the columns of all elements of a lane
+/// before the loop over slices and spill them, where one column and constant offsets do.
+__device__ __forceinline__ int opaque(int number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
 /// Turns a slice in its slot into its outputs. Which lane does what moves no bits. Outputs as large as the
-/// inputs stay in the slot, each at its element's distance from a boundary in y, but for the few before the
-/// first boundary and behind the last, which go to y; others go to y all.
+/// inputs stay in the slot, but for the few before the first boundary of y and behind the last, which go to
+/// y; others go to y all.
 template <class Problem>
 struct SliceWriter {
   using In = typename Problem::In;
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
   using Result = SlicedRowResult<Problem>;
-  using Registers = SliceRegisters<Problem>;
+  using Part = PartOfSlice<Problem>;
   static constexpr bool through_slot = sizeof(In) == sizeof(Out);
   static constexpr int threads = GridPipelinedShape::finishing_threads;
   static constexpr int larger_scalar = sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out);
   static constexpr int width = GridPipelinedShape::copy_alignment / larger_scalar;  ///< elements of a vector
-  static constexpr int unit = Registers::unit;
-  static constexpr int most_columns = ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In));
+  static constexpr int unit = Part::unit;
+  /// (In words: the compiler gives each half or bfloat16 a register.)
   struct alignas(width * sizeof(In)) InVector {
-    In e[width];
+    unsigned word[width * sizeof(In) / 4];
+    __device__ Acc element(int i) const {
+      if constexpr (sizeof(In) == 2) {
+        return i % 2 ? PackedPair<In>::high(word[i / 2]) : PackedPair<In>::low(word[i / 2]);
+      } else {
+        In e[width];
+        memcpy(e, word, sizeof(e));
+        return load_as<Acc>(e[i]);
+      }
+    }
   };
   struct alignas(width * sizeof(Out)) OutVector {
     Out e[width];
@@ -139,20 +181,18 @@ struct SliceWriter {
     Acc factor[width];
 #pragma unroll
     for (int j = 0; j < width; ++j) {
-      if (j == 0 || j == width - 1)
-        factor[j] = row.factor_of_share(of_share[Registers::share_of(first + j)].max);
+      if (j == 0 || j == width - 1) factor[j] = row.factor_of_share(of_share[Part::share_of(first + j)].max);
     }
 #pragma unroll
     for (int j = 1; j < width - 1; ++j)
-      factor[j] =
-          Registers::share_of(first + j) == Registers::share_of(first) ? factor[0] : factor[width - 1];
-    const auto scaled_by_share = [&](int column, In held) {
-      return static_cast<Acc>(held) * row.factor_of_share(of_share[Registers::share_of(column)].max);
+      factor[j] = Part::share_of(first + j) == Part::share_of(first) ? factor[0] : factor[width - 1];
+    const auto scaled_by_share = [&](int column, Acc held) {
+      return held * row.factor_of_share(of_share[Part::share_of(column)].max);
     };
-    write([&](int, int j, In held) { return static_cast<Acc>(held) * factor[j]; }, scaled_by_share,
-          [&] {
-            const Acc of_warp = row.factor_of_share(of_share[warp].max);
-            return [of_warp](int, In held) { return static_cast<Acc>(held) * of_warp; };
+    write([&](int, int j, Acc held) { return held * factor[j]; }, scaled_by_share,
+          [&](int column) {
+            const Acc of_unit = row.factor_of_share(of_share[Part::share_of(column)].max);
+            return [of_unit](int, Acc held) { return held * of_unit; };
           },
           release);
   }
@@ -161,11 +201,11 @@ struct SliceWriter {
   __device__ void from_inputs(const TransformRow& transform, const Release& release) const {
     const index_type first_column = slice.first_column;  // the slot may have a new slice before the last use
     row.with_output([&](const auto& output_of) {
-      const auto output = [&](int column, In held) {
-        return output_of(transformed<Acc>(transform, load_as<Acc>(held), first_column + column));
+      const auto output = [&](int column, Acc held) {
+        return output_of(transformed<Acc>(transform, held, first_column + column));
       };
-      write([&](int column, int, In held) { return output(column, held); }, output, [&] { return output; },
-            release);
+      write([&](int column, int, Acc held) { return output(column, held); }, output,
+            [&](int) { return output; }, release);
     });
   }
 
@@ -188,116 +228,148 @@ struct SliceWriter {
   __device__ int head() const {
     return min((width - x_phase()) % width, slice.columns);
   }
+  __device__ In* x() const {
+    return reinterpret_cast<In*>(slot + slice.shift);
+  }
 
-  /// `output_of_unit()` gives the function for elements that lie as in SliceRegisters: those of a thread in
-  /// one share.
+  /// The elements before `first` and those from `last` on, fewer than a vector each: lanes of the first warp
+  /// have the one, of the second the other.
+  struct End {
+    bool exists;
+    int column;
+    Acc value;
+  };
+  template <class ScalarOutput>
+  __device__ End end_of(int first, int last, const ScalarOutput& scalar_output) const {
+    End end{false, warp == 0 ? lane : last + lane, 0};
+    end.exists = warp == 0 ? lane < first : warp == 1 && end.column < slice.columns;
+    if (end.exists) end.value = scalar_output(end.column, load_as<Acc>(x()[end.column]));
+    return end;
+  }
+
+  /// `output_of_unit(column)` gives the function for elements of the unit there and those a multiple of a
+  /// round of the shares from it.
   template <class VectorOutput, class ScalarOutput, class OutputOfUnit, class Release>
   __device__ void write(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
                         const OutputOfUnit& output_of_unit, const Release& release) const {
     if (x_phase() == y_phase()) {
       write_vectors(vector_output, scalar_output, release);
     } else {
-      write_units(output_of_unit(), release);
+      write_units(output_of_unit, scalar_output, release);
     }
   }
 
   template <class VectorOutput, class ScalarOutput, class Release>
   __device__ void write_vectors(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
                                 const Release& release) const {
-    constexpr int steps = most_columns / width / threads;
-    In* const x = reinterpret_cast<In*>(slot + slice.shift);
-    Out* const y = slice.y;
     const int first = head();
     const int vectors = (slice.columns - first) / width;
-    const int tail = slice.columns - first - vectors * width;
-    InVector held[steps];
-    InVector* const from = reinterpret_cast<InVector*>(x + first);
+    const End end = end_of(first, first + vectors * width, scalar_output);
+    if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
+    InVector* const from = reinterpret_cast<InVector*>(x() + first);
+    OutVector* const to =
+        through_slot ? reinterpret_cast<OutVector*>(from) : reinterpret_cast<OutVector*>(slice.y + first);
+    const auto out_of = [&](int at, const InVector& held) {
+      Acc value[width];
 #pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      const int at = i * threads + thread();
-      if (at < vectors) held[i] = from[at];
-    }
-    // The ends, fewer than a vector each: lanes of the first warp write the one, of the second the other.
-    const int end = warp == 0 ? lane : first + vectors * width + lane;
-    const bool has_end = (warp == 0 && lane < first) || (warp == 1 && lane < tail);
-    Acc at_end = 0;
-    if (has_end) at_end = scalar_output(end, x[end]);
-    if constexpr (!through_slot) release();
-    if (has_end) y[end] = store_as<Out>(at_end);
-#pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      const int at = i * threads + thread();
-      if (at < vectors) {
-        Acc value[width];
-#pragma unroll
-        for (int j = 0; j < width; ++j) value[j] = vector_output(first + at * width + j, j, held[i].e[j]);
-        OutVector out;
-        round_vector(value, out);
-        if constexpr (through_slot) {
-          reinterpret_cast<OutVector*>(from)[at] = out;
-        } else {
-          store_streaming(reinterpret_cast<OutVector*>(y + first) + at, out);
-        }
+      for (int j = 0; j < width; ++j) value[j] = vector_output(first + at * width + j, j, held.element(j));
+      const OutVector out = rounded<OutVector>(value);
+      if constexpr (through_slot) {
+        to[at] = out;
+      } else {
+        store_streaming(to + at, out);
       }
-    }
-    if constexpr (through_slot) release();
-  }
-
-  /// Where x and y lie differently. Neighbouring lanes have neighbouring elements, or pairs of 16 bits; an
-  /// eighth of a slice is read before any of it is written, and the eighths in the order in which none is
-  /// written to the place of one that is still to be read.
-  template <class Output, class Release>
-  __device__ void write_units(const Output& output, const Release& release) const {
-    constexpr int steps = most_columns / unit / threads / 8;
-    constexpr int part_columns = most_columns / 8;
-    const In* const x = reinterpret_cast<const In*>(slot + slice.shift);
-    Out* const y = slice.y;
-    const int columns = slice.columns;
-    const int first = min(slice.bytes_before_boundary() / static_cast<int>(sizeof(Out)), columns);
-    const int last = first + (columns - first) / width * width;
-    Out* const placed = reinterpret_cast<Out*>(slot) + y_phase();
-    const bool moves_up = y_phase() > x_phase();
+    };
+    constexpr int at_once = 4;
+    int at = thread();
 #pragma unroll 1
-    for (int part = 0; part < 8; ++part) {
-      const int begin = (moves_up ? 7 - part : part) * part_columns + thread() * unit;
-      In held[steps][unit];
+    for (; at + (at_once - 1) * threads < vectors; at += at_once * threads) {
+      InVector held[at_once];
 #pragma unroll
-      for (int i = 0; i < steps; ++i) {
+      for (int i = 0; i < at_once; ++i) held[i] = from[at + i * threads];
 #pragma unroll
-        for (int j = 0; j < unit; ++j) {
-          const int c = begin + i * threads * unit + j;
-          if (c < columns) held[i][j] = x[c];
-        }
-      }
-      if constexpr (through_slot) barrier_sync(1, threads);
+      for (int i = 0; i < at_once; ++i) out_of(at + i * threads, held[i]);
+    }
+    InVector held[at_once - 1];
 #pragma unroll
-      for (int i = 0; i < steps; ++i) {
+    for (int i = 0; i < at_once - 1; ++i) {
+      if (at + i * threads < vectors) held[i] = from[at + i * threads];
+    }
 #pragma unroll
-        for (int j = 0; j < unit; ++j) {
-          const int c = begin + i * threads * unit + j;
-          if (c >= columns) continue;
-          const Out out = store_as<Out>(output(c, held[i][j]));
-          if (through_slot && c >= first && c < last) {
-            placed[c] = out;
-          } else {
-            y[c] = out;
-          }
-        }
-      }
+    for (int i = 0; i < at_once - 1; ++i) {
+      if (at + i * threads < vectors) out_of(at + i * threads, held[i]);
     }
     release();
   }
 
-  __device__ static void round_vector(const Acc (&value)[width], OutVector& out) {
-    if constexpr (is_16_bit_v<Out> && std::is_same_v<Acc, float> && width % 2 == 0) {
-      unsigned words[width / 2];
+  /// Where x and y lie differently.
+  template <class OutputOfUnit, class ScalarOutput, class Release>
+  __device__ void write_units(const OutputOfUnit& output_of_unit, const ScalarOutput& scalar_output,
+                              const Release& release) const {
+    if constexpr (!through_slot) {
+      const auto& output = output_of_unit(thread());
+      const In* const from = x();
+#pragma unroll 4
+      for (int c = thread(); c < slice.columns; c += threads)
+        slice.y[c] = store_as<Out>(output(c, load_as<Acc>(from[c])));
+    } else {
+      const int first = min(slice.bytes_before_boundary() / static_cast<int>(sizeof(Out)), slice.columns);
+      const int units = (slice.columns - first) / width * width / unit;
+      const End end = end_of(first, first + units * unit, scalar_output);
+      if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
+      if (units > 0) move_units(first, units, output_of_unit(first + thread() * unit));
+    }
+    release();
+  }
+
+  /// Writes what a bulk copy can take to y to its place in the slot. Some units of a thread at once are read
+  /// before any of these is written, and in the order in which none is written to the place of one that is
+  /// still to be read.
+  template <class Output>
+  __device__ void move_units(int first, int units, const Output& output) const {
+    constexpr int steps = 8;
+    struct alignas(unit * sizeof(Out)) OutUnit {
+      Out e[unit];
+    };
+    const int place = slice.bytes_before_outputs();
+    const bool moves_up = place > slice.shift;
+    const In* const from = x() + first;
+    OutUnit* const to = reinterpret_cast<OutUnit*>(slot + place + first * static_cast<int>(sizeof(Out)));
+    const int turns = (units + steps * threads - 1) / (steps * threads);
+#pragma unroll 1
+    for (int turn = 0; turn < turns; ++turn) {
+      const int begin = (moves_up ? turns - 1 - turn : turn) * steps * threads + thread();
+      In held[steps][unit];
 #pragma unroll
-      for (int i = 0; i < width; i += 2) words[i / 2] = rounded_pair<Out>(value[i], value[i + 1]);
+      for (int i = 0; i < steps; ++i) {
+#pragma unroll
+        for (int j = 0; j < unit; ++j) held[i][j] = from[min(begin + i * threads, units - 1) * unit + j];
+      }
+      barrier_sync(1, threads);
+#pragma unroll
+      for (int i = 0; i < steps; ++i) {
+        const int at = min(begin + i * threads, units - 1);
+        Acc out[unit];
+#pragma unroll
+        for (int j = 0; j < unit; ++j) out[j] = output(first + at * unit + j, load_as<Acc>(held[i][j]));
+        if (begin + i * threads < units) to[at] = rounded<OutUnit>(out);
+      }
+    }
+  }
+
+  template <class OutVectorOrUnit, int count>
+  __device__ static OutVectorOrUnit rounded(const Acc (&value)[count]) {
+    OutVectorOrUnit out;
+    if constexpr (is_16_bit_v<Out> && std::is_same_v<Acc, float> && count % 2 == 0) {
+      unsigned words[count / 2];
+#pragma unroll
+      for (int i = 0; i < count; i += 2) words[i / 2] = rounded_pair<Out>(value[i], value[i + 1]);
       memcpy(&out, words, sizeof(out));
     } else {
 #pragma unroll
-      for (int i = 0; i < width; ++i) out.e[i] = store_as<Out>(value[i]);
+      for (int i = 0; i < count; ++i) out.e[i] = store_as<Out>(value[i]);
     }
+    return out;
   }
 };
 
@@ -330,18 +402,12 @@ struct RingCursor {
   }
 };
 
-/// The same number, of which the compiler knows nothing: it would find the columns of all elements of a lane
-/// before the loop over slices and spill them, where one column and constant offsets do.
-__device__ __forceinline__ int opaque(int number) {
-  asm volatile("" : "+r"(number));
-  return number;
-}
-
 template <class Problem>
 struct GridPipelinedBlock {
   using In = typename Problem::In;
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
+  using Part = PartOfSlice<Problem>;
   static constexpr bool has_transform = !std::is_same_v<typename Problem::Transform, BoundIdentity>;
   /// The exponentials go back to the slot where they fit, or the transformed logits for log_softmax, so that
   /// a transform and its operands are used once.
@@ -368,49 +434,58 @@ struct GridPipelinedBlock {
     const index_type tickets = shape.tickets(problem.geometry.rows);
     RingCursor at{0, 1}, copied;
     int copies = 0;
-    const int most_copies = min(GridPipelinedShape::most_copies, shape.slots);
+    index_type ticket = 0, position = 0, slice = 0;
+    index_type left = 0;  // slices of the ticket
+    SliceUse use = writes_rows() ? SliceUse::hold : SliceUse::publish;
     for (;;) {
       mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
-      if (copies == most_copies) {
+      if (copies == shape.most_copies) {
         mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
         copied.advance(shape.slots);
         --copies;
       }
-      const auto ticket = static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
-      fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      if (ticket >= tickets) {
-        // Every block draws one such ticket; who draws the last one leaves all ready for the next launch.
-        if (ticket == tickets + gridDim.x - 1) {
-          workspace.header->next_ticket = 0;
-          workspace.end_launch(epoch);
+      if (left == 0) {
+        ticket = static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
+        if (ticket >= tickets) {
+          end(ticket == tickets + gridDim.x - 1, at);
+          return;
         }
-        for (int end = 0; end < shape.parties; ++end) {
-          if (end > 0) mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
-          ring[at.slot].slice.use = SliceUse::end;
-          mbarrier_arrive(&ring[at.slot].full);
-          at.advance(shape.slots);
-        }
-        return;
-      }
-      index_type position, slice;
-      SliceUse use = writes_rows() ? SliceUse::hold : SliceUse::publish;
-      if (!shape.rereads) {
         shape.divide(ticket, position, slice);
-      } else {
-        // Rows in phases: a slice of one to publish and one of the row before to finish in turn, the last
-        // slices first, since they are the ones still in L2.
-        const bool publishes = ticket % 2 == 0;
-        shape.divide(ticket / 2, position, slice);
-        use = SliceUse::publish;
-        if (!publishes) {
-          use = SliceUse::finish;
-          --position;
+        left = shape.rereads ? 2 : shape.whole_rows() ? shape.slices : 1;
+      }
+      if (shape.rereads) {
+        // A slice to publish and one to finish, of a row before. The last slices of a row are finished first,
+        // since they are the ones still in L2.
+        use = left == 2 ? SliceUse::publish : SliceUse::finish;
+        if (use == SliceUse::finish) {
+          shape.divide(max(ticket - shape.finish_lag, index_type(0)), position, slice);
+          if (ticket < shape.finish_lag) position = -1;
           slice = shape.slices - 1 - slice;
         }
-        if (position < 0 || position >= problem.geometry.rows) continue;
+        if (position < 0 || position >= problem.geometry.rows) {
+          --left;
+          continue;
+        }
       }
+      fence_proxy_async_shared();  // what was written to the slot comes before the next copy
       fill(at.slot, position, slice, use);
+      ++slice;
+      --left;
       ++copies;
+      at.advance(shape.slots);
+    }
+  }
+
+  /// Every block draws one ticket that is none; who draws the last one leaves all ready for the next launch.
+  __device__ void end(bool is_last, RingCursor at) const {
+    if (is_last) {
+      workspace.header->next_ticket = 0;
+      workspace.end_launch(epoch);
+    }
+    for (int party = 0; party < shape.parties; ++party) {
+      if (party > 0) mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
+      ring[at.slot].slice.use = SliceUse::end;
+      mbarrier_arrive(&ring[at.slot].full);
       at.advance(shape.slots);
     }
   }
@@ -426,26 +501,36 @@ struct GridPipelinedBlock {
     in.row = where.index;
     in.position = position;
     in.first_column = first;
+    in.index = slice;
     in.columns = static_cast<int>(columns);
     in.use = use;
     in.last_of_row = slice == shape.slices - 1;
-    // From the boundary of 16 bytes before the slice to the one after it. Both stay on the pages of the row,
-    // but what follows the last row may not be memory of anyone: there the copy ends at the boundary before,
-    // and ordinary loads bring the rest.
+    // From the boundary of 16 bytes before the slice to the one after it, to the same place of a line: copies
+    // whose lines lie across two are slower. Both stay on the pages of the row, but what follows the last row
+    // may not be memory of anyone: there the copy ends at the boundary before, and ordinary loads bring the
+    // rest.
     const auto begin = reinterpret_cast<std::uintptr_t>(x);
     const auto end = reinterpret_cast<std::uintptr_t>(x + columns);
     const std::uintptr_t copy_begin = begin / 16 * 16;
     const bool ends_memory = position == g.rows - 1 && in.last_of_row;
     const std::uintptr_t copy_end = ends_memory ? end / 16 * 16 : (end + 15) / 16 * 16;
-    in.shift = static_cast<int>(begin - copy_begin);
-    char* to = slot(s);
+    in.shift = static_cast<int>(begin % GridPipelinedShape::line);
+    char* const to = slot(s) + copy_begin % GridPipelinedShape::line;
     if (copy_end < end) {
       for (const In* p = reinterpret_cast<const In*>(max(copy_end, begin)); p < x + columns; ++p)
         *reinterpret_cast<In*>(to + (reinterpret_cast<std::uintptr_t>(p) - copy_begin)) = *p;
     }
     const auto bytes = static_cast<std::uint32_t>(copy_end > copy_begin ? copy_end - copy_begin : 0);
     mbarrier_arrive_expect_tx(&ring[s].full, bytes);
-    if (bytes) cp_async_bulk(to, reinterpret_cast<const void*>(copy_begin), bytes, &ring[s].full);
+    if (bytes == 0) return;
+    const auto* const from = reinterpret_cast<const void*>(copy_begin);
+    if (!shape.rereads) {
+      cp_async_bulk(to, from, bytes, &ring[s].full);
+    } else {
+      const bool keeps = use == SliceUse::publish && slice >= shape.slices - shape.slices_kept;
+      cp_async_bulk(to, from, bytes, &ring[s].full,
+                    keeps ? createpolicy_evict_last() : createpolicy_evict_first());
+    }
   }
 
   /// One warp.
@@ -460,15 +545,18 @@ struct GridPipelinedBlock {
         if (lane == 0) mbarrier_arrive(&ring[at.slot].ready);
         return;
       }
+      if (shape.whole_rows()) {
+        collect_row(at);
+        at.advance(shape.slots, static_cast<int>(shape.slices) - 1);
+        continue;
+      }
       const index_type position = in.position;
       Out* const y = in.y;
       const bool last = in.last_of_row;
       __syncwarp();
       if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
-      const bool collects = shape.slices > 1 && (use != SliceUse::publish || (last && !writes_rows()));
-      if (!collects) {
-        // (A row of one slice has its result from a publisher.)
-        if (lane == 0 && use == SliceUse::publish) mbarrier_arrive(&ring[at.slot].ready);
+      if (use == SliceUse::publish && (!last || writes_rows())) {
+        if (lane == 0) mbarrier_arrive(&ring[at.slot].ready);
         continue;
       }
       if (position != have) {
@@ -483,9 +571,30 @@ struct GridPipelinedBlock {
     }
   }
 
+  /// The result of a row that begins in a slot and has all its slices in this block.
+  __device__ void collect_row(const RingCursor& first) const {
+    const int slices = static_cast<int>(shape.slices);
+    RingCursor at = first, mine = first;
+    for (int i = 0; i < slices; ++i) {
+      mbarrier_wait_parity(&ring[at.slot].reduced, at.parity);
+      at.advance(shape.slots);
+    }
+    // Lane l has slice l, as with every other way to join them.
+    const int slice = lane % lanes_of_slices(slices);
+    mine.advance(shape.slots, min(slice, slices - 1));
+    GridPipelinedSlot<Problem>& held = ring[mine.slot];
+    auto total = PartialSoftmax<Acc>::none();
+    if (slice < slices) total = join_shares<Acc>([&](int share) { return held.of_warp[share]; });
+    const SlicedRowResult<Problem> result(problem.operation, join_lanes_of_slices(total, slices));
+    if (lane >= slices) return;
+    held.of_row = result;
+    if (lane == 0 && !writes_rows()) *held.slice.y = store_as<Out>(result.logsumexp());
+    mbarrier_arrive(&held.empty);
+    mbarrier_arrive(&held.ready);
+  }
+
   /// A warp of a group of publishers.
   __device__ void publish(int group, int groups, int warp) const {
-    int joins = 0;
     RingCursor at{group, 0};
     for (;; at.advance(shape.slots, groups)) {
       mbarrier_wait_parity(&ring[at.slot].full, at.parity);
@@ -497,8 +606,7 @@ struct GridPipelinedBlock {
       if (use == SliceUse::finish) {
         if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
       } else {
-        publish_slice(at, warp, warp == joins);
-        joins = (joins + 1) % warps_of_group;
+        publish_slice(at, warp);
       }
       release(at);
     }
@@ -510,44 +618,96 @@ struct GridPipelinedBlock {
     if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
   }
 
-  /// Reduces a slice; one of the warps, in turns, joins what all found.
-  __device__ void publish_slice(const RingCursor& at, int warp, bool joins) const {
-    const SliceInSlot<Problem>& in = ring[at.slot].slice;
-    char* const data = slot(at.slot) + in.shift;
-    PartialSoftmax<Acc> found;
-    const bool keeps_exponentials = in.use == SliceUse::hold && problem.operation == Operation::softmax;
-    const bool keeps_logits = has_transform && in.use == SliceUse::hold && !keeps_exponentials;
-    with_quarters<In>(in.columns, [&](auto quarters) {
-      SliceRegisters<Problem, decltype(quarters)::value> mine;
-      mine.load(reinterpret_cast<const In*>(data), in.columns, warp, opaque(lane),
-                problem.transform.at_row(in.row), in.first_column);
-      found = mine.reduce([&]([[maybe_unused]] int i, [[maybe_unused]] Acc value, [[maybe_unused]] Acc e) {
-        if constexpr (writes_back) {
-          const int c = mine.column(i, warp, lane);
-          if ((keeps_exponentials || keeps_logits) && (mine.is_whole(i / mine.unit) || c < in.columns))
-            reinterpret_cast<Acc*>(data)[c] = keeps_exponentials ? e : value;
+  /// The (max, sum) of a warp's share. Two loops over the slot, not unrolled to its end: instructions that
+  /// are not at hand are waited for.
+  template <bool odd>
+  __device__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice, int warp) const {
+    const int columns = in.columns;
+    const int first = Part::first_column(warp, lane);
+    const int left = columns - first;
+    In* const from = slice + first;
+    const auto write = [&](int begin, const auto& value_of) {
+      if constexpr (writes_back) {
+#pragma unroll
+        for (int i = 0; i < Part::count; ++i) {
+          const int column = begin + i * Part::stride;
+          if (column < left) from[column] = value_of(i);
         }
-      });
+      }
+    };
+    // use(part, first column) for the parts of the slice, some at once: one alone would be waited for.
+    const auto in_parts = [&](const auto& transform, const auto& use) {
+      const auto some = [&](int begin, auto count, auto whole) {
+        Part part[decltype(count)::value];
+#pragma unroll
+        for (int i = 0; i < decltype(count)::value; ++i) {
+          const int begin_of_part = begin + i * Part::columns;
+          part[i].template load<odd, decltype(whole)::value, true>(
+              from + begin_of_part, left - begin_of_part, transform, in.first_column + first + begin_of_part);
+        }
+#pragma unroll
+        for (int i = 0; i < decltype(count)::value; ++i) use(part[i], begin + i * Part::columns);
+      };
+      constexpr int at_once = sizeof(Acc) == 8 || (Part::unit == 2 && !Part::packed) ? 2 : 4;
+      int begin = 0;
+#pragma unroll 1
+      for (; begin + at_once * Part::columns <= columns; begin += at_once * Part::columns)
+        some(begin, std::integral_constant<int, at_once>{}, std::true_type{});
+#pragma unroll 1
+      for (; begin + Part::columns < columns; begin += 2 * Part::columns)
+        some(begin, std::integral_constant<int, 2>{}, std::false_type{});
+      if (begin < columns) some(begin, std::integral_constant<int, 1>{}, std::false_type{});
+    };
+    const auto transform = problem.transform.at_row(in.row);
+    auto maximum = Part::Maximum::none();
+    in_parts(transform, [&](const Part& part, int begin) {
+      maximum.join(part);
+      if constexpr (has_transform) write(begin, [&](int i) { return part.value(i); });
     });
+    const Acc max = maximum.of_warp();
+    const auto exponential = Part::exponential_below(max);
+    const bool keeps_exponentials = in.use == SliceUse::hold && problem.operation == Operation::softmax;
+    auto sum = ShareSum<Acc>::none();
+    const auto add = [&](const Part& part, int begin) {
+      Acc e[Part::count];
+      part.add_to(sum, exponential, [&](int i, Acc value) { e[i] = value; });
+      if (keeps_exponentials) write(begin, [&](int i) { return e[i]; });
+    };
+    if constexpr (writes_back) {
+      in_parts(BoundIdentity::Row{}, add);
+    } else {
+      in_parts(transform, add);
+    }
+    return Part::share(max, sum.of_warp());
+  }
+
+  /// Reduces a slice to what each of its shares has.
+  __device__ void publish_slice(const RingCursor& at, int warp) const {
+    const SliceInSlot<Problem>& in = ring[at.slot].slice;
+    In* const slice = reinterpret_cast<In*>(slot(at.slot) + in.shift);
+    const PartialSoftmax<Acc> found =
+        Part::is_odd(slice) ? reduce_in_slot<true>(in, slice, warp) : reduce_in_slot<false>(in, slice, warp);
     if (lane == 0) ring[at.slot].of_warp[warp] = found;
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
-    if (!joins) return;
-    mbarrier_wait_parity(&ring[at.slot].reduced, at.parity);
-    const PartialSoftmax<Acc> of_slice =
-        join_lanes<warps_of_group>(ring[at.slot].of_warp[lane % warps_of_group]);
-    if (lane != 0) return;
-    if (shape.slices > 1) {
-      PartialWords<Acc>::publish(words_of(in.position) + in.first_column / shape.slice_columns, of_slice,
-                                 tag());
-      return;
-    }
-    const SlicedRowResult<Problem> result(problem.operation, of_slice);
-    if (writes_rows()) {
-      ring[at.slot].of_row = result;
-      mbarrier_arrive(&ring[at.slot].ready);
-    } else {
-      *in.y = store_as<Out>(result.logsumexp());
+  }
+
+  /// One warp: joins what the publishers found, and tells the other blocks. (They themselves would be late
+  /// for their next slice, one of them for each, and so would all that wait for it.)
+  __device__ void announce() const {
+    if (shape.whole_rows()) return;
+    for (RingCursor at;; at.advance(shape.slots)) {
+      GridPipelinedSlot<Problem>& held = ring[at.slot];
+      mbarrier_wait_parity(&held.full, at.parity);
+      const SliceUse use = held.slice.use;
+      if (use == SliceUse::end) return;
+      if (use != SliceUse::finish) {
+        const index_type word = held.slice.position * shape.slices + held.slice.index;
+        mbarrier_wait_parity(&held.reduced, at.parity);
+        const PartialSoftmax<Acc> of_slice = join_lanes<warps_of_group>(held.of_warp[lane % warps_of_group]);
+        if (lane == 0) PartialWords<Acc>::publish(workspace.partials<Acc>() + word, of_slice, tag());
+      }
+      release(at);
     }
   }
 
@@ -616,10 +776,13 @@ struct GridPipelinedBlock {
         mbarrier_arrive(&held.empty);
         continue;
       }
-      // From the boundary at or behind the slot's begin that the first boundary of y has its place at.
-      cp_async_bulk_store(reinterpret_cast<char*>(in.y) + before,
-                          slot(at.slot) + (before > 0 ? GridPipelinedShape::copy_alignment : 0),
-                          static_cast<std::uint32_t>(bytes));
+      char* const to = reinterpret_cast<char*>(in.y) + before;
+      const char* const from = slot(at.slot) + in.bytes_before_outputs() + before;
+      if (!shape.rereads) {
+        cp_async_bulk_store(to, from, static_cast<std::uint32_t>(bytes));
+      } else {
+        cp_async_bulk_store(to, from, static_cast<std::uint32_t>(bytes), createpolicy_evict_first());
+      }
       free_last(std::integral_constant<int, 1>{});
       read_next = &held.empty;
     }
@@ -628,8 +791,12 @@ struct GridPipelinedBlock {
   }
 };
 
+/// Groups of publishers. Those of 16 bits, which come twice as many in the same time, are two.
 template <class Problem>
-__global__ void __launch_bounds__(GridPipelinedShape::threads, 1)
+inline constexpr int groups_of_publishers = PartOfSlice<Problem>::packed ? 2 : 1;
+
+template <class Problem>
+__global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishers<Problem>), 1)
     grid_pipelined_rows_kernel(const __grid_constant__ Problem problem,
                                const __grid_constant__ GridPipelinedShape shape,
                                const __grid_constant__ CudaWorkspace workspace) {
@@ -645,8 +812,8 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads, 1)
       mbarrier_init(&ring[i].reduced, warps_of_group);
       mbarrier_init(&ring[i].ready, 1);
       mbarrier_init(&ring[i].written, warps_of_group);
-      // The publishers, the collector, and who stores.
-      mbarrier_init(&ring[i].empty, warps_of_group + 1 + (finishes ? 1 : 0));
+      // The publishers, who announces, the collector, and who stores.
+      mbarrier_init(&ring[i].empty, warps_of_group + (shape.whole_rows() ? 0 : 1) + 1 + (finishes ? 1 : 0));
     }
     fence_mbarrier_init();
     shared_epoch = workspace.epoch();
@@ -657,18 +824,21 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads, 1)
   const int warp = threadIdx.x / 32;
   const GridPipelinedBlock<Problem> block{
       problem, shape, workspace, ring, grid_pipelined_slots, epoch, static_cast<int>(threadIdx.x % 32)};
-  if (warp < warps_of_group) {
-    block.publish(0, shape.parties, warp);
-  } else if (warp < 2 * warps_of_group) {
+  constexpr int publishers = groups_of_publishers<Problem> * warps_of_group;
+  if (warp < publishers) {
+    block.publish(warp / warps_of_group, shape.parties, warp % warps_of_group);
+  } else if (warp < publishers + warps_of_group) {
     if (finishes) {
-      block.finish(warp - warps_of_group);
+      block.finish(warp - publishers);
     } else {
-      block.publish(1, shape.parties, warp - warps_of_group);
+      block.publish(groups_of_publishers<Problem>, shape.parties, warp - publishers);
     }
-  } else if (warp == 2 * warps_of_group) {
+  } else if (warp == publishers + warps_of_group) {
     if (block.lane == 0) block.produce();
-  } else if (warp == 2 * warps_of_group + 1) {
+  } else if (warp == publishers + warps_of_group + 1) {
     block.collect();
+  } else if (warp == publishers + warps_of_group + 2) {
+    block.announce();
   } else if (finishes && block.lane == 0) {
     block.store();
   }
@@ -684,7 +854,7 @@ struct GridPipelinedRows {
   static std::string_view refuse(const Exec& exec, const Problem& problem) {
     const std::string_view layout = refuse_sliced_rows(problem);
     if (!layout.empty()) return layout;
-    const char* refusal = limits(exec, &grid_pipelined_rows_kernel<Problem>).refusal;
+    const char* refusal = limits<Problem>(exec, &grid_pipelined_rows_kernel<Problem>).refusal;
     return refusal ? std::string_view(refusal) : std::string_view();
   }
 
@@ -699,26 +869,35 @@ struct GridPipelinedRows {
                        int slots = GridPipelinedShape::most_slots) {
     using In = typename Problem::In;
     const auto kernel = &grid_pipelined_rows_kernel<Problem>;
-    const CooperativeLimits& device = limits(exec, kernel);
+    const CooperativeLimits& device = limits<Problem>(exec, kernel);
     GridPipelinedShape shape{};
     shape.slices = plan.slices;
-    shape.rows_a_slice = 1.0 / static_cast<double>(plan.slices);
     shape.slice_columns = plan.slice_columns;
-    constexpr int alignment = GridPipelinedShape::slot_alignment;
-    // A slice that starts off a boundary takes up to 16 bytes more.
-    const int more = is_aligned(problem) ? 0 : GridPipelinedShape::copy_alignment;
-    shape.slot_bytes =
-        (plan.slice_columns * static_cast<int>(sizeof(In)) + more + alignment - 1) / alignment * alignment;
+    // A slice that starts within a line ends within one more.
+    shape.slot_bytes = plan.slice_columns * static_cast<int>(sizeof(In)) +
+                       (begins_with_lines(problem) ? 0 : GridPipelinedShape::line);
     constexpr int known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
-    shape.parties = problem.operation == Operation::logsumexp ? 2 : 1;
-    shape.slots = std::min({slots, device.shared_bytes / (shape.slot_bytes + known_bytes),
-                            GridPipelinedShape::most_slots}) /
-                  shape.parties * shape.parties;
+    // The finishers publish, too, where there is nothing to finish.
+    shape.parties = groups_of_publishers<Problem> + (problem.operation == Operation::logsumexp ? 1 : 0);
+    shape.slots = std::min(
+        {slots, device.shared_bytes / (shape.slot_bytes + known_bytes), GridPipelinedShape::most_slots});
+    shape.most_copies =
+        std::max(1, std::min(std::max(3, GridPipelinedShape::most_bytes_under_way / shape.slot_bytes),
+                             shape.slots - shape.parties));
     shape.rereads =
         problem.operation != Operation::logsumexp &&
         (plan.reads_twice || plan.slices > static_cast<index_type>(device.multiprocessors) * shape.slots);
+    if (shape.rereads) {
+      shape.finish_lag = plan.slices;
+      shape.slices_kept =
+          GridPipelinedShape::most_bytes_kept / (plan.slice_columns * static_cast<int>(sizeof(In)));
+    }
+    // So that a block has one of these in its ring while another one comes.
+    shape.tickets_a_row = !shape.rereads && plan.slices <= shape.slots / 2 ? 1 : plan.slices;
+    shape.rows_a_ticket = 1.0 / static_cast<double>(shape.tickets_a_row);
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(exec, kernel, device.multiprocessors, GridPipelinedShape::threads,
+      launch_cooperatively(exec, kernel, device.multiprocessors,
+                           GridPipelinedShape::threads(groups_of_publishers<Problem>),
                            static_cast<std::size_t>(shape.slots) * (shape.slot_bytes + known_bytes), problem,
                            shape, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
     });
@@ -731,10 +910,10 @@ struct GridPipelinedRows {
   }
 
  private:
-  /// Whether each slice of x and y starts at a boundary of 16 bytes.
+  /// Whether each slice of x and y starts with a line of memory.
   template <class Problem>
-  static bool is_aligned(const Problem& problem) {
-    constexpr index_type alignment = GridPipelinedShape::copy_alignment;
+  static bool begins_with_lines(const Problem& problem) {
+    constexpr index_type alignment = GridPipelinedShape::line;
     const RowGeometry& g = problem.geometry;
     const auto starts_there = [&](const auto* data, const index_type* strides) {
       bool all = reinterpret_cast<std::uintptr_t>(data) % alignment == 0;
@@ -753,9 +932,10 @@ struct GridPipelinedRows {
     return plan.slices > 1 ? problem.geometry.rows * plan.slices : 0;
   }
 
-  template <class Kernel>
+  template <class Problem, class Kernel>
   static const CooperativeLimits& limits(const Kokkos::Cuda& exec, Kernel kernel) {
-    return cooperative_limits(kernel, exec.cuda_device(), GridPipelinedShape::threads, true);
+    return cooperative_limits(kernel, exec.cuda_device(),
+                              GridPipelinedShape::threads(groups_of_publishers<Problem>), true);
   }
 };
 

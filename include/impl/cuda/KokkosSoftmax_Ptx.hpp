@@ -84,6 +84,24 @@ __device__ __forceinline__ Word16 ld_relaxed_gpu_b128(const Word16* from) {
   return word;
 }
 
+/// cp.async.cg.shared.global ("Data Movement and Conversion Instructions: cp.async") of 16 bytes, to a
+/// shared_address. Before compute capability 8.0 an ordinary copy.
+__device__ __forceinline__ void cp_async_16(std::uint32_t to, const void* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from))
+               : "memory");
+#elif defined(__CUDA_ARCH__)
+  *static_cast<Word16*>(__cvta_shared_to_generic(to)) = *static_cast<const Word16*>(from);
+#endif
+}
+
+/// cp.async.wait_all: until the thread's are there.
+__device__ __forceinline__ void cp_async_wait_all() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 /// An mbarrier object in shared memory ("Parallel Synchronization and Communication Instructions: mbarrier").
 using Mbarrier = std::uint64_t;
 
@@ -183,6 +201,49 @@ __device__ __forceinline__ void cp_async_bulk_store(void* to, const void* from, 
 #endif
 }
 
+/// createpolicy.fractional ("Data Movement and Conversion Instructions: createpolicy"): of what lies in L2,
+/// this is to be evicted first, or last.
+__device__ __forceinline__ std::uint64_t createpolicy_evict_first() {
+  std::uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+__device__ __forceinline__ std::uint64_t createpolicy_evict_last() {
+  std::uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
+/// The same copies under such a policy.
+__device__ __forceinline__ void cp_async_bulk(void* to, const void* from, std::uint32_t bytes,
+                                              Mbarrier* barrier, std::uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], %4;" ::"r"(shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+#else
+  __trap();
+#endif
+}
+__device__ __forceinline__ void cp_async_bulk_store(void* to, const void* from, std::uint32_t bytes,
+                                                    std::uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(shared_address(from)), "r"(bytes), "l"(policy)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+
 /// cp.async.bulk.wait_group.read: until all of the thread's bulk groups but the last `but` have been read.
 template <int but>
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
@@ -217,6 +278,14 @@ __device__ __forceinline__ void barrier_sync(int barrier, int threads) {
 __device__ __forceinline__ void grid_dependency_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// griddepcontrol.launch_dependents (ibidem): once all blocks have come here, or have ended, the kernel
+/// behind this one may begin; it sees what this one wrote behind its own grid_dependency_wait().
+__device__ __forceinline__ void grid_launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

@@ -68,50 +68,57 @@ __device__ __forceinline__ T* anchored(T* pointer) {
   return pointer;
 }
 
+/// The 16 bytes that begin `bytes`, a multiple of `unit` below 16, behind the first of a and the vector that
+/// follows it.
+template <int unit>
+__device__ __forceinline__ uint4 shifted_vector(const uint4* vectors, int bytes) {
+  const uint4 a = vectors[0], b = vectors[1];
+  unsigned w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) w[i] = bytes & 8 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) w[i] = bytes & 4 ? w[i + 1] : w[i];
+  if constexpr (unit < 4) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = __funnelshift_r(w[i], w[i + 1], bytes & 2 ? 16 : 0);
+  }
+  return {w[0], w[1], w[2], w[3]};
+}
+
 /// Writes a row of y from its image in shared memory, where it begins at `image`. Threads take what lies
-/// between the boundaries of `store_bytes` of global memory, at most `steps` of these each.
+/// between the boundaries of 16 bytes of global memory, at most `steps` of these vectors each. (Of rows that
+/// threads write in smaller parts, element by element.)
 template <int store_bytes, int steps, class Out, class Threads>
 __device__ void store_image(Out* y, const Out* image, int columns, const Threads& threads) {
-  constexpr int bytes = sizeof(Out), part_width = store_bytes / bytes, words = store_bytes / 4;
-  struct alignas(store_bytes) Part {
-    unsigned word[words];
-  };
-  const auto shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % store_bytes);
-  // The ends, fewer elements than a part each.
-  const int head = shift == 0 ? 0 : min((store_bytes - shift) / bytes, columns);
-  const int parts = (columns - head) / part_width;
+  constexpr int bytes = sizeof(Out), width = 16 / bytes;
+  const auto shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % 16);
+  // The ends, fewer elements than a vector each.
+  const int head = store_bytes < 16 ? columns : shift == 0 ? 0 : min((16 - shift) / bytes, columns);
+  const int whole = (columns - head) / width;
 #pragma unroll 1
   for (int c = threads.rank(); c < head; c += threads.size()) y[c] = image[c];
 #pragma unroll 1
-  for (int c = head + parts * part_width + threads.rank(); c < columns; c += threads.size()) y[c] = image[c];
-  // The parts between the boundaries, a few at once, so that their loads are under way together.
-  const char* const body = reinterpret_cast<const char*>(image + head);
-  const bool odd = bytes == 2 && reinterpret_cast<std::uintptr_t>(body) % 4 != 0;
-  const auto* from = reinterpret_cast<const unsigned*>(body - (odd ? 2 : 0));
-  Part* const to = reinterpret_cast<Part*>(y + head);
+  for (int c = head + whole * width + threads.rank(); c < columns; c += threads.size()) y[c] = image[c];
+  // The vectors between the boundaries, a few at once, so that their loads are under way together.
+  const auto* const body = reinterpret_cast<const char*>(image + head);
+  const auto behind = static_cast<int>(reinterpret_cast<std::uintptr_t>(body) % 16);
+  const auto* const from = reinterpret_cast<const uint4*>(body - behind);
+  auto* const to = reinterpret_cast<uint4*>(y + head);
   constexpr int at_once = steps < 4 ? steps : 4;
 #pragma unroll
   for (int first = 0; first < steps; first += at_once) {
-    if (first * threads.size() >= parts) break;
-    unsigned word[at_once][words + 1];
+    if (first * threads.size() >= whole) break;
+    uint4 vector[at_once];
 #pragma unroll
     for (int k = 0; k < at_once; ++k) {
-      const int part = (first + k) * threads.size() + threads.rank();
-      // (Past the last part lies what was there before, or the padding.)
-      const unsigned* at = from + (part < parts ? part * words : 0);
-#pragma unroll
-      for (int i = 0; i < words; ++i) word[k][i] = at[i];
-      word[k][words] = odd ? at[words] : 0;
+      const int i = (first + k) * threads.size() + threads.rank();
+      // (Past the last one lies what was there before, or the padding.)
+      vector[k] = shifted_vector<bytes>(from + (i < whole ? i : 0), behind);
     }
 #pragma unroll
     for (int k = 0; k < at_once; ++k) {
-      const int part = (first + k) * threads.size() + threads.rank();
-      Part shifted;
-#pragma unroll
-      for (int i = 0; i < words; ++i) {
-        shifted.word[i] = bytes == 2 ? __funnelshift_r(word[k][i], word[k][i + 1], odd ? 16 : 0) : word[k][i];
-      }
-      if (part < parts) store_streaming(to + part, shifted);
+      const int i = (first + k) * threads.size() + threads.rank();
+      if (i < whole) store_streaming(to + i, vector[k]);
     }
   }
 }
@@ -263,8 +270,8 @@ struct RowRegisters {
       for (int step = k * width; step < (k + 1) * width; ++step) {
         held[step] = load_as<Acc>(raw[step]);
         if constexpr (!std::is_same_v<TransformRow, BoundIdentity::Row>) {
-          const int column = interleaved_column(step, threads);
-          if (column < columns) held[step] = transformed<Acc>(transform, held[step], column);
+          held[step] = transformed<Acc>(transform, held[step],
+                                        operand_column(interleaved_column(step, threads), columns));
         }
       }
     }
@@ -302,27 +309,35 @@ struct RowRegisters {
         raw[k] = number(k, threads) * width < columns ? vector_of(words[k], odd) : nothing;
       }
     }
-    constexpr bool is_identity = std::is_same_v<TransformRow, BoundIdentity::Row>;
-    [[maybe_unused]] const bool takes_neighbours = stage_takes_neighbours(transform);
+    const auto transform_vectors = [&](const auto& transform_vector) {
 #pragma unroll
-    for (int k = 0; k < vectors; ++k) {
-      Acc part[width];
+      for (int k = 0; k < vectors; ++k) {
+        Acc part[width];
 #pragma unroll
-      for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw[k].e[i]);
-      if constexpr (!is_identity) {
-        const int first = number(k, threads) * width;
-        if (first < columns) {
-          if (takes_neighbours) {
-            transform_neighbours<width>(transform, part, first);
-          } else {
+        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw[k].e[i]);
+        transform_vector(part, operand_column(number(k, threads) * width, columns));
 #pragma unroll
-            for (int i = 0; i < width; ++i) part[i] = transformed<Acc>(transform, part[i], first + i);
-          }
-        }
+        for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
       }
+    };
+    if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
+      transform_vectors([](Acc(&)[width], int) {});
+    } else if (stage_takes_neighbours<width>(transform)) {
+      transform_vectors(
+          [&](Acc(&part)[width], int first) { transform_neighbours<width>(transform, part, first); });
+    } else {
+      transform_vectors([&](Acc(&part)[width], int first) {
 #pragma unroll
-      for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
+        for (int i = 0; i < width; ++i) part[i] = transformed<Acc>(transform, part[i], first + i);
+      });
     }
+  }
+
+  /// Where operands for a column are read: for those past the end of the row, which hold -inf and keep it,
+  /// where any are. Without branches between them the loads of all operands are under way together, and with
+  /// the row's.
+  __device__ static int operand_column(int column, int columns) {
+    return column < columns ? column : 0;
   }
 
   /// The words of 4 bytes that a vector at any address lies in. The fifth is needed for 16 bits off a

@@ -203,9 +203,12 @@ struct FixedPointSum {
     return {bits_as<unsigned>(rounded) - bits_as<unsigned>(to_high),
             bits_as<unsigned>(rest + to_low) - bits_as<unsigned>(to_low)};
   }
-  __device__ float rounded() const {
-    const long long units = (static_cast<long long>(static_cast<int>(high)) << 22) + static_cast<int>(low);
-    return __ll2float_rn(units) * 0x1p-38f;
+  __device__ float rounded() const { return __ll2float_rn(units()) * 0x1p-38f; }
+  __device__ double exact() const { return static_cast<double>(units()) * 0x1p-38; }
+
+ private:
+  __device__ long long units() const {
+    return (static_cast<long long>(static_cast<int>(high)) << 22) + static_cast<int>(low);
   }
 };
 
@@ -217,13 +220,13 @@ struct FixedPointUnits {
 
   template <bool exact>
   __device__ void add(float a, float b) {
-    constexpr float to_whole = 2.0f, to_rest = 0x1.8p-15f;
+    constexpr float to_whole = 2.0f, to_rest = 0x1.8p-15f, to_both = to_whole + to_rest;
     const float whole_a = a + to_whole, whole_b = b + to_whole;
     // The bits of eight times to_whole cancel out.
     whole += bits_as<unsigned>(whole_a) + bits_as<unsigned>(whole_b);
     if constexpr (exact) {
-      const float rest_a = a - (whole_a - to_whole), rest_b = b - (whole_b - to_whole);
-      rest += bits_as<unsigned>(rest_a + to_rest) + bits_as<unsigned>(rest_b + to_rest) -
+      // The differences are exact, only the sums round.
+      rest += bits_as<unsigned>(a + (to_both - whole_a)) + bits_as<unsigned>(b + (to_both - whole_b)) -
               2 * bits_as<unsigned>(to_rest);
     }
   }

@@ -34,21 +34,16 @@ struct ShareSum;
 
 template <>
 struct ShareSum<float> {
-  std::int64_t units;  ///< of 2^-40: a share's sum is 1 at least, and has 2048 terms at most
+  FixedPointSum sum;
 
-  __device__ static ShareSum none() { return {0}; }
-  __device__ static ShareSum of(float term) {
-    const double shifter = 0x1.8p12;  // has units in the last place
-    return {bits_as<std::int64_t>(static_cast<double>(term) + shifter) - bits_as<std::int64_t>(shifter)};
+  __device__ static ShareSum none() { return {{0, 0}}; }
+  __device__ static ShareSum of(float term) { return {FixedPointSum::of(term)}; }
+  __device__ void join(const ShareSum& other) {
+    sum.high += other.sum.high;
+    sum.low += other.sum.low;
   }
-  __device__ void join(const ShareSum& other) { units += other.units; }
-  __device__ ShareSum of_warp() const {
-    constexpr int low_bits = 26;
-    const auto low = static_cast<std::uint32_t>(units) & ((1u << low_bits) - 1);
-    const auto high = static_cast<std::uint32_t>(units >> low_bits);
-    return {(static_cast<std::int64_t>(redux_add(high)) << low_bits) + redux_add(low)};
-  }
-  __device__ ExactSum<float> exact() const { return {static_cast<double>(units) * 0x1p-40}; }
+  __device__ ShareSum of_warp() const { return {{redux_add(sum.high), redux_add(sum.low)}}; }
+  __device__ ExactSum<float> exact() const { return {sum.exact()}; }
 };
 
 template <>
@@ -69,30 +64,28 @@ struct ShareSum<double> {
   }
 };
 
-/// A lane's part of a share, in registers. `quarters` says how many quarters of the largest slice the slice
-/// reaches into (with_quarters), 4, or 3 and fewer.
-template <class Problem, int quarters = 4>
-struct SliceRegisters {
+/// What a lane has of its warp's share in a part of a slice, in registers.
+template <class Problem>
+struct PartOfSlice {
   using In = typename Problem::In;
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
   /// Scalars that a lane takes at once: of 16 bits two, so that a warp's access has 4 bytes a lane.
   static constexpr int unit = sizeof(In) == 2 ? 2 : 1;
   static constexpr int stride = ReductionPlan::threads * unit;
-  static constexpr int steps_of_quarter =
-      ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In)) / stride / 4;
-  static constexpr int steps = quarters * steps_of_quarter;
+  static constexpr int columns = ReductionPlan::part_bytes / static_cast<int>(sizeof(In));
+  static constexpr int steps = columns / stride;
   static constexpr int count = steps * unit;
   /// Pairs of 16 bits without a transform stay as they are until they are used: half the registers.
   static constexpr bool packed =
       unit == 2 && std::is_same_v<Acc, float> && std::is_same_v<typename Problem::Transform, BoundIdentity>;
+  using Held = std::conditional_t<packed, unsigned, Acc>;
+  using Exponential = std::conditional_t<packed, ExponentialOf16Bits<In>, ExponentialBelow<Acc>>;
 
-  std::conditional_t<packed, unsigned, Acc> held[packed ? steps : count];
+  Held held[packed ? steps : count];
 
-  /// The first column of the slice that a lane of a share has in step i.
-  __device__ static int column(int i, int share, int lane) { return i * stride + (share * 32 + lane) * unit; }
-  /// Whether a step needs no look at the end of the slice.
-  __device__ static constexpr bool is_whole(int i) { return quarters == 4 && i < 3 * steps_of_quarter; }
+  /// The first column of a lane of a share.
+  __device__ static int first_column(int share, int lane) { return (share * 32 + lane) * unit; }
   /// The share that a column of the slice belongs to.
   __device__ static int share_of(int column) { return column / (32 * unit) % ReductionPlan::shares; }
 
@@ -104,147 +97,200 @@ struct SliceRegisters {
     }
   }
 
-  /// Reads and transforms; past the end of the slice -inf. `slice` is at least as aligned as In.
-  template <class TransformRow>
-  __device__ void load(const In* slice, int columns, int share, int lane, const TransformRow& transform,
-                       index_type first_column) {
-    if (unit == 2 && reinterpret_cast<std::uintptr_t>(slice) % 4 != 0) {
-      load_units<true>(slice, columns, share, lane, transform, first_column);
-    } else {
-      load_units<false>(slice, columns, share, lane, transform, first_column);
+  /// Whether the first column lies off a boundary of what a lane takes at once.
+  __device__ static bool is_odd(const In* from) {
+    return unit == 2 && reinterpret_cast<std::uintptr_t>(from) % 4 != 0;
+  }
+
+  /// Reads and transforms what begins at `from`, the lane's first column, and ends after `left` more; past
+  /// the end -inf. `whole`: there is no end. `in_slot`: behind the end lies what can be read, too.
+  template <bool odd, bool whole, bool in_slot, class TransformRow>
+  __device__ void load(const In* from, int left, const TransformRow& transform, index_type column) {
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      const In* const at = from + i * stride;
+      [[maybe_unused]] const auto exists = [&](int j) { return whole || i * stride + j < left; };
+      if constexpr (packed) {
+        held[i] = PackedPair<In>::minus_infinities;
+        if (in_slot || exists(1)) {
+          if (exists(0)) held[i] = load_pair<odd>(at, exists(1));
+        } else if (exists(0)) {
+          held[i] = bits_of_16(at);
+        }
+        if (!exists(1)) held[i] = (held[i] & 0xffffu) | (PackedPair<In>::minus_infinities & 0xffff0000u);
+      } else {
+        In scalar[unit]{};
+        if (unit == 2 && exists(1)) {
+          if constexpr (unit == 2) {
+            const unsigned pair = load_pair<odd>(at, true);
+            memcpy(scalar, &pair, sizeof(scalar));
+          }
+        } else if (exists(0)) {
+          scalar[0] = at[0];
+        }
+#pragma unroll
+        for (int j = 0; j < unit; ++j) {
+          held[i * unit + j] =
+              exists(j) ? transformed<Acc>(transform, load_as<Acc>(scalar[j]), column + i * stride + j)
+                        : -infinity_v<Acc>;
+        }
+      }
     }
   }
 
-  /// The (max, sum) of the warp's share, the same in all lanes. `each(i, value, exponential)` sees every
-  /// element, with exp(value - max), uncorrected (ExponentialBelow).
-  template <class Each>
-  __device__ PartialSoftmax<Acc> reduce(const Each& each) {
-    const Acc max = maximum();
-    const ExponentialBelow<Acc> exponential(finite(max));
-    return share(max, exponential, sum(exponential, each));
-  }
+  /// The maximum of what lanes have; NaN where one is.
+  struct Maximum {
+    Held a, b;  ///< two chains, for their latency
 
-  // The same in steps, for several warps that have a part of a share each.
-
-  /// The maximum of the warp's elements; -largest where these are -inf, NaN where one is.
-  __device__ Acc maximum() const {
-    Acc max = -largest_v<Acc>;
-    if constexpr (packed) {
-      using Pair = PackedPair<In>;
-      unsigned a = held[0], b = held[1];  // two chains, for their latency
-#pragma unroll
-      for (int i = 2; i < steps; i += 2) {
-        a = Pair::maximum_or_nan(a, held[i]);
-        b = Pair::maximum_or_nan(b, held[i + 1]);
+    __device__ static Maximum none() {
+      if constexpr (packed) {
+        return {PackedPair<In>::minus_infinities, PackedPair<In>::minus_infinities};
+      } else {
+        return {-infinity_v<Acc>, -infinity_v<Acc>};
       }
-      a = Pair::maximum_or_nan(a, b);
-      max = maximum_or_nan(max, maximum_or_nan(Pair::low(a), Pair::high(a)));
-    } else {
-      Acc a = held[0], b = held[1];
-#pragma unroll
-      for (int i = 2; i < count; i += 2) {
-        a = maximum_or_nan(a, held[i]);
-        b = maximum_or_nan(b, held[i + 1]);
-      }
-      max = maximum_or_nan(max, maximum_or_nan(a, b));
     }
-    return maximum_of_warp(max);
+    __device__ void join(const PartOfSlice& part) {
+#pragma unroll
+      for (int i = 0; i < (packed ? steps : count); i += 2) {
+        a = larger(a, part.held[i]);
+        b = larger(b, part.held[i + 1]);
+      }
+    }
+    /// At least -largest.
+    __device__ Acc of_warp() const {
+      Acc max;
+      if constexpr (packed) {
+        const unsigned pair = larger(a, b);
+        max = maximum_or_nan(PackedPair<In>::low(pair), PackedPair<In>::high(pair));
+      } else {
+        max = larger(a, b);
+      }
+      return maximum_of_warp(maximum_or_nan(max, -largest_v<Acc>));
+    }
+
+   private:
+    __device__ static Held larger(Held a, Held b) {
+      if constexpr (packed) {
+        return PackedPair<In>::maximum_or_nan(a, b);
+      } else {
+        return maximum_or_nan(a, b);
+      }
+    }
+  };
+
+  /// The exponentials of elements below the maximum of a share, uncorrected (ExponentialBelow).
+  __device__ static Exponential exponential_below(Acc max) {
+    return Exponential(base(max));
   }
 
-  /// What exponentials are taken below.
-  __device__ static Acc finite(Acc max) {
-    return max != max ? -largest_v<Acc> : max > largest_v<Acc> ? largest_v<Acc> : max;
-  }
-
+  /// Adds the exponentials, each of which each(i, exponential) sees.
   template <class Each>
-  __device__ ShareSum<Acc> sum(const ExponentialBelow<Acc>& exponential, const Each& each) const {
+  __device__ void add_to(ShareSum<Acc>& sum, const Exponential& exponential, const Each& each) const {
     // A few in the accumulator's type, these in a better one: a lane whose own maximum weighs 1 would lose
-    // what many small terms come to.
-    constexpr int count_of_quarter = steps_of_quarter * unit;
-    constexpr int few = count_of_quarter < 4 ? count_of_quarter : 4;
-    ShareSum<Acc> total = ShareSum<Acc>::none();
-    // 16 bits of output show none of that, and spare the conversions.
-    [[maybe_unused]] Acc coarse = 0;
+    // what many small terms come to. 16 bits of output show less of that.
+    constexpr int most = is_16_bit_v<Out> ? 8 : 4;
+    constexpr int few = count < most ? count : most;
 #pragma unroll
     for (int i = 0; i < count; i += few) {
       Acc e[few];
 #pragma unroll
       for (int j = 0; j < few; ++j) {
-        const Acc v = value(i + j);
-        e[j] = exponential.uncorrected(v);
-        each(i + j, v, e[j]);
+        if constexpr (packed) {
+          e[j] = exponential(value(i + j));
+        } else {
+          e[j] = exponential.uncorrected(value(i + j));
+        }
+        each(i + j, e[j]);
       }
 #pragma unroll
-      for (int j = 0; j < few; j += 2) e[j] += e[j + 1];
-      const Acc sum = few == 4 ? e[0] + e[few / 2] : e[0];
-      if constexpr (is_16_bit_v<Out>) {
-        coarse += sum;
-        if ((i + few) % count_of_quarter == 0) {
-          total.join(ShareSum<Acc>::of(coarse));
-          coarse = 0;
-        }
-      } else {
-        total.join(ShareSum<Acc>::of(sum));
+      for (int distance = 1; distance < few; distance *= 2) {
+#pragma unroll
+        for (int j = 0; j < few; j += 2 * distance) e[j] += e[j + distance];
       }
+      sum.join(ShareSum<Acc>::of(e[0]));
     }
-    return total.of_warp();
   }
 
-  /// From the maximum and the sum of a whole share.
-  __device__ static PartialSoftmax<Acc> share(Acc max, const ExponentialBelow<Acc>& exponential,
-                                              const ShareSum<Acc>& sum) {
+  /// The (max, sum) of a whole share.
+  __device__ static PartialSoftmax<Acc> share(Acc max, const ShareSum<Acc>& sum) {
     PartialSoftmax<Acc> result{finite(max), sum.exact()};
-    result.sum.scale(exponential.correction);
+    const Exponential exponential = exponential_below(max);
+    if constexpr (packed) {
+      result.sum.scale(exponential.correction(base(max)));
+    } else {
+      result.sum.scale(exponential.correction);
+    }
     if (max != result.max) result.sum = ExactSum<Acc>::of(max != max ? nan_v<Acc> : infinity_v<Acc>);
     return result;
   }
 
+  /// What takes the place of a maximum that is NaN or infinite.
+  __device__ static Acc finite(Acc max) {
+    return max != max ? -largest_v<Acc> : max > largest_v<Acc> ? largest_v<Acc> : max;
+  }
+
  private:
-  template <bool odd, class TransformRow>
-  __device__ void load_units(const In* slice, int columns, int share, int lane, const TransformRow& transform,
-                             index_type first_column) {
-#pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      const int c = column(i, share, lane);
-      const bool whole = is_whole(i);
-      if constexpr (packed) {
-        if (whole || c + 1 < columns) {
-          held[i] = load_pair<odd>(slice + c);
-        } else {
-          held[i] = PackedPair<In>::minus_infinities;
-          if (c < columns) held[i] = (held[i] & 0xffff0000u) | bits_as<std::uint16_t>(slice[c]);
-        }
-      } else {
-        In scalar[unit]{};
-        if (whole) load_unit<odd>(slice + c, scalar);
-#pragma unroll
-        for (int j = 0; j < unit; ++j) {
-          if (whole) {
-            held[i * unit + j] = transformed<Acc>(transform, load_as<Acc>(scalar[j]), first_column + c + j);
-          } else {
-            held[i * unit + j] = c + j < columns ? transformed<Acc>(transform, load_as<Acc>(slice[c + j]),
-                                                                    first_column + c + j)
-                                                 : -infinity_v<Acc>;
-          }
-        }
-      }
-    }
+  /// Below no logit at all any number is as good, but not one whose product with log2(e) is infinite.
+  __device__ static Acc base(Acc max) {
+    if constexpr (packed) return max == -largest_v<Acc> ? Acc(0) : finite(max);
+    return finite(max);
   }
 
+  /// (The compiler takes a half or bfloat16 apart into its bytes.)
+  __device__ static unsigned bits_of_16(const In* at) {
+    return *reinterpret_cast<const unsigned short*>(at);
+  }
+  /// Of the second one anything where it does not exist.
   template <bool odd>
-  __device__ static unsigned load_pair(const In* at) {
+  __device__ static unsigned load_pair(const In* at, bool second_exists) {
     if constexpr (!odd) return *reinterpret_cast<const unsigned*>(at);
-    return bits_as<std::uint16_t>(at[0]) | static_cast<unsigned>(bits_as<std::uint16_t>(at[1])) << 16;
+    const unsigned second = second_exists ? bits_of_16(at + 1) : 0u;
+    return bits_of_16(at) | second << 16;
   }
+};
 
-  template <bool odd>
-  __device__ static void load_unit(const In* at, In (&scalar)[unit]) {
-    if constexpr (unit == 2) {
-      const unsigned pair = load_pair<odd>(at);
-      memcpy(scalar, &pair, sizeof(scalar));
+/// Some parts, one after the other; those that a slice does not reach into hold -inf. (A branch for each
+/// would take longer.)
+template <class Problem, int parts>
+struct PartsOfSlice {
+  using Part = PartOfSlice<Problem>;
+  using In = typename Problem::In;
+  using Acc = typename Problem::Acc;
+  Part part[parts];
+
+  /// `first` is at least as aligned as In.
+  template <class TransformRow>
+  __device__ void load(const In* first, int columns, int share, int lane, const TransformRow& transform,
+                       index_type first_column) {
+    const auto load_parts = [&](auto odd) {
+#pragma unroll
+      for (int i = 0; i < parts; ++i) {
+        const int begin = Part::first_column(share, lane) + i * Part::columns;
+        part[i].template load<decltype(odd)::value, false, false>(first + begin, columns - begin, transform,
+                                                                  first_column + begin);
+      }
+    };
+    if (Part::is_odd(first)) {
+      load_parts(std::true_type{});
     } else {
-      scalar[0] = at[0];
+      load_parts(std::false_type{});
     }
+  }
+  __device__ Acc maximum() const {
+    auto maximum = Part::Maximum::none();
+#pragma unroll
+    for (int i = 0; i < parts; ++i) maximum.join(part[i]);
+    return maximum.of_warp();
+  }
+  /// each(part, i, exponential).
+  template <class Each>
+  __device__ ShareSum<Acc> sum(Acc max, const Each& each) const {
+    const auto exponential = Part::exponential_below(max);
+    auto sum = ShareSum<Acc>::none();
+#pragma unroll
+    for (int i = 0; i < parts; ++i)
+      part[i].add_to(sum, exponential, [&](int j, Acc exponential_of_j) { each(i, j, exponential_of_j); });
+    return sum.of_warp();
   }
 };
 
@@ -277,9 +323,16 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
     if (this->operation != Operation::softmax) {
       use([this](Acc value) { return this->log_softmax(value); });
     } else if constexpr (sum_in_exponent) {
-      use([this](Acc value) {
-        return ex2_approx_ftz(fmaf(value - this->max, 1.4426950408889634f, -this->log_sum));
-      });
+      constexpr float log2e = 1.4426950408889634f;
+      if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity>) {
+        // Two instructions, where the rounding of what they have in common does not show.
+        const float offset = fmaf(this->max, log2e, this->log_sum);
+        if (fabsf(offset) < 0x1p9f) {
+          use([offset](Acc value) { return ex2_approx_ftz(fmaf(value, log2e, -offset)); });
+          return;
+        }
+      }
+      use([this](Acc value) { return ex2_approx_ftz(fmaf(value - this->max, log2e, -this->log_sum)); });
     } else {
       const ExponentialBelow<Acc> exponential(this->max);
       const Acc scale = exponential.correction * this->factor;
@@ -293,19 +346,6 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
            ExponentialBelow<Acc>(max_of_share).correction;
   }
 };
-
-/// Calls use with the number of quarters of the largest slice that `columns` reach into, as a constant. Rows
-/// of more than one slice have slices of more than two quarters; shorter rows make do with three, which
-/// spares the compiler two more kernels.
-template <class In, class Use>
-__device__ __forceinline__ void with_quarters(int columns, const Use& use) {
-  constexpr int quarter = ReductionPlan::largest_slice_bytes / static_cast<int>(sizeof(In)) / 4;
-  if (columns > 3 * quarter) {
-    use(std::integral_constant<int, 4>{});
-  } else {
-    use(std::integral_constant<int, 3>{});
-  }
-}
 
 /// Writes a lane's unit of a slice.
 template <class Out, class Acc, int unit>
@@ -391,7 +431,30 @@ __device__ PartialSoftmax<Acc> collect_slices(const PartialWords<Acc>* words, in
   return join_lanes_of_slices(total, slices);
 }
 
-/// A slice from the words of its shares, which are `stride` apart, waiting for those that are not there yet.
+/// A slice from its shares in one lane, as join_lanes<shares> does it in several. `get(share)` gives a
+/// share's.
+template <class Acc, class Get>
+__device__ PartialSoftmax<Acc> join_shares(const Get& get) {
+  constexpr int shares = ReductionPlan::shares;
+  PartialSoftmax<Acc> of[shares];
+  Acc max = -largest_v<Acc>;
+#pragma unroll
+  for (int i = 0; i < shares; ++i) {
+    of[i] = get(i);
+    max = Kokkos::fmax(max, of[i].max);
+  }
+#pragma unroll
+  for (int i = 0; i < shares; ++i) of[i].sum.scale(exp_of_difference(of[i].max - max));
+#pragma unroll
+  for (int mask = 1; mask < shares; mask *= 2) {
+#pragma unroll
+    for (int i = 0; i < shares; i += 2 * mask) of[i].sum.join(of[i + mask].sum);
+  }
+  of[0].max = max;
+  return of[0];
+}
+
+/// The same from words in memory, which are `stride` apart, waiting for those that are not there yet.
 template <int stride, class Acc>
 __device__ PartialSoftmax<Acc> collect_shares(const PartialWords<Acc>* words, std::uint32_t tag) {
   constexpr int shares = ReductionPlan::shares;
@@ -404,23 +467,7 @@ __device__ PartialSoftmax<Acc> collect_shares(const PartialWords<Acc>* words, st
 #pragma unroll
     for (int i = 0; i < shares; ++i) complete = complete && word[i].is_of(tag);
   } while (!complete);
-  // As join_lanes<shares> does it.
-  PartialSoftmax<Acc> of[shares];
-  Acc max = -largest_v<Acc>;
-#pragma unroll
-  for (int i = 0; i < shares; ++i) {
-    of[i] = word[i].value();
-    max = Kokkos::fmax(max, of[i].max);
-  }
-#pragma unroll
-  for (int i = 0; i < shares; ++i) of[i].sum.scale(exp_of_difference(of[i].max - max));
-#pragma unroll
-  for (int mask = 1; mask < shares; mask *= 2) {
-#pragma unroll
-    for (int i = 0; i < shares; i += 2 * mask) of[i].sum.join(of[i + mask].sum);
-  }
-  of[0].max = max;
-  return of[0];
+  return join_shares<Acc>([&](int share) { return word[share].value(); });
 }
 
 template <class Exec, class Problem>

@@ -164,8 +164,42 @@ struct SimdOps {
       return Vector(_mm512_maskz_scalef_pd(0xff, raw(v), raw(n)));
     }
   }
+
+  /// Doubles: 2^(n / 16) from what adding 1.5 * 2^52 leaves in the low bits, for whole n up to 16 * 1023; 0
+  /// for -16 * 1023.
+  static constexpr bool has_sixteenths_of_powers = avx512 && sizeof(Acc) == 8;
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector sixteenth_of_power_of_two(const Vector& shifted) {
+    // The four bits that choose have their weight in the exponent taken off beforehand.
+    alignas(64) static constexpr auto bits = [] {
+      std::array<std::uint64_t, 16> table{};
+      constexpr double powers[] = {1.0,
+                                   0x1.0b5586cf9890fp+0,
+                                   0x1.172b83c7d517bp+0,
+                                   0x1.2387a6e756238p+0,
+                                   0x1.306fe0a31b715p+0,
+                                   0x1.3dea64c123422p+0,
+                                   0x1.4bfdad5362a27p+0,
+                                   0x1.5ab07dd485429p+0,
+                                   0x1.6a09e667f3bcdp+0,
+                                   0x1.7a11473eb0187p+0,
+                                   0x1.8ace5422aa0dbp+0,
+                                   0x1.9c49182a3f090p+0,
+                                   0x1.ae89f995ad3adp+0,
+                                   0x1.c199bdd85529cp+0,
+                                   0x1.d5818dcfba487p+0,
+                                   0x1.ea4afa2a490dap+0};
+      for (std::uint64_t i = 0; i < 16; ++i) table[i] = std::bit_cast<std::uint64_t>(powers[i]) - (i << 48);
+      return table;
+    }();
+    const __m512i n = std::bit_cast<__m512i>(shifted);
+    const __m512i fraction = _mm512_maskz_permutex2var_epi64(0xff, _mm512_load_si512(bits.data()), n,
+                                                             _mm512_load_si512(bits.data() + 8));
+    return std::bit_cast<Vector>(
+        _mm512_maskz_add_epi64(0xff, fraction, _mm512_maskz_slli_epi64(0xff, n, 48)));
+  }
 #else
   static constexpr bool scales_by_powers_of_two = false;
+  static constexpr bool has_sixteenths_of_powers = false;
 #endif
 
   /// 2^n from what adding 1.5 * 2^p + bias leaves in the low bits: see ReducedExp.

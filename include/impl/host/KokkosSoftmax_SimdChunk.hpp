@@ -35,13 +35,8 @@ struct SimdRowsPlan {
 template <class Acc, class In>
 struct LogitsInMemory {
   using Ops = SimdOps<Acc>;
-  static constexpr std::size_t element_bytes = sizeof(In);
   const In* x;
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector operator()(index_type i) const { return Ops::load(x + i); }
-  KOKKOSSOFTMAX_HOST_FUNCTION void fetch(index_type i) const {
-    constexpr int line = 64 / sizeof(In);
-    for (int k = 0; k < 4 * Ops::width; k += line) __builtin_prefetch(x + i + k, 0, 2);
-  }
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector part(index_type i, int count) const {
     return Ops::load_part(x + i, count, -infinity_v<Acc>);
   }
@@ -52,11 +47,9 @@ struct LogitsInMemory {
 template <class Acc>
 struct StagedValues {
   using Ops = SimdOps<Acc>;
-  static constexpr std::size_t element_bytes = sizeof(Acc);
   const Acc* v;
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector operator()(index_type i) const { return Ops::load(v + i); }
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector part(index_type i, int) const { return Ops::load(v + i); }
-  KOKKOSSOFTMAX_HOST_FUNCTION static void fetch(index_type) {}
 };
 
 // ---------------------------------------------------------------------------------------------------------
@@ -74,32 +67,50 @@ struct NoWork {
   KOKKOSSOFTMAX_HOST_FUNCTION static void finish() {}
 };
 
+/// What is to be fetched from memory, a step of four vectors at a time: from `at` to `end`, then from `then`
+/// on. It runs ahead of what is looked at next by as much as memory takes to answer.
+template <class Acc, class In>
+struct FetchAhead {
+  static constexpr index_type lead = 4096 / sizeof(In);
+  static constexpr int step = vectors_of_step * SimdOps<Acc>::width;
+  const In *at = nullptr, *end = nullptr, *then = nullptr;
+
+  KOKKOSSOFTMAX_HOST_FUNCTION void fetch() {
+    constexpr int line = 64 / sizeof(In);
+    for (int k = 0; k < step; k += line) __builtin_prefetch(at + k, 0, 2);
+    at += step;
+    if (at >= end && end) {
+      at = then + (at - end);
+      end = nullptr;
+    }
+  }
+};
+
 /// The largest logit; NaN is passed over.
-template <class Acc, class Source>
+template <class Acc, class Source, class Ahead = NoWork>
 class MaxWork {
  public:
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
 
-  /// `from_memory`: steps only fetch; the logits are looked at when they have come, in a loop of their own,
-  /// because what waits for memory holds up the arithmetic beside it. Short ones would not have come: there
-  /// what lies behind them, mostly the next row, is fetched.
-  KOKKOSSOFTMAX_HOST_FUNCTION MaxWork(const Source& source, index_type count, bool from_memory = false)
-      : source_(source),
-        count_(count),
-        fetched_(count <= short_row ? short_row / 2 : 0),
-        from_memory_(from_memory) {}
+  KOKKOSSOFTMAX_HOST_FUNCTION MaxWork(const Source& source, index_type count)
+      : source_(source), count_(count) {}
+  /// From memory: steps only fetch; the logits are looked at when they have come, in a loop of their own,
+  /// because what waits for memory holds up the arithmetic beside it.
+  KOKKOSSOFTMAX_HOST_FUNCTION MaxWork(const Source& source, index_type count, const Ahead& ahead)
+      : source_(source), ahead_(ahead), count_(count), from_memory_(true) {}
 
-  KOKKOSSOFTMAX_HOST_FUNCTION index_type steps() const { return count_ / (vectors_of_step * w); }
+  KOKKOSSOFTMAX_HOST_FUNCTION index_type steps() const {
+    return from_memory_ ? NoWork::steps() : count_ / (vectors_of_step * w);
+  }
   KOKKOSSOFTMAX_HOST_FUNCTION void step() {
-    if (from_memory_) {
-      source_.fetch(fetched_);
-      fetched_ += vectors_of_step * w;
-    } else {
-      look();
+    if constexpr (!std::is_same_v<Ahead, NoWork>) {
+      if (from_memory_) return ahead_.fetch();
     }
+    look();
   }
   KOKKOSSOFTMAX_HOST_FUNCTION void finish() {
+    if (from_memory_ && count_ % (vectors_of_step * w) != 0) step();
     while (at_ + vectors_of_step * w <= count_) look();
     for (; at_ + w <= count_; at_ += w) m0_ = Ops::larger(source_(at_), m0_);
     if (at_ < count_) m1_ = Ops::larger(source_.part(at_, static_cast<int>(count_ - at_)), m1_);
@@ -118,10 +129,10 @@ class MaxWork {
     m1_ = Ops::larger(source_(at_ + 3 * w), m1_);
     at_ += vectors_of_step * w;
   }
-  static constexpr index_type short_row = 8192 / static_cast<index_type>(Source::element_bytes);
   Source source_;
-  index_type count_, at_ = 0, fetched_;
-  bool from_memory_;
+  [[no_unique_address]] Ahead ahead_;
+  index_type count_, at_ = 0;
+  bool from_memory_ = false;
   Vector m0_ = Vector(-infinity_v<Acc>), m1_ = m0_;
 };
 
@@ -130,6 +141,14 @@ KOKKOSSOFTMAX_HOST_FUNCTION Acc chunk_max(const Source& source, index_type count
   MaxWork<Acc, Source> work(source, count);
   work.finish();
   return SimdOps<Acc>::max(work.lanes());
+}
+
+/// Where a stream of `bytes` comes to a page of 4 KB: fetches a line of the next one for writing, so that its
+/// address is looked up beside the arithmetic; stores past the caches would stand still for that.
+KOKKOSSOFTMAX_HOST_FUNCTION void announce_next_page(const void* p, std::size_t bytes) {
+  constexpr std::size_t page = 4096;
+  if (reinterpret_cast<std::uintptr_t>(p) % page < bytes)
+    __builtin_prefetch(static_cast<const char*>(p) + page, 1);
 }
 
 /// y = formula(value, index) for `count` values; to be streamed past the caches or not.
@@ -142,7 +161,14 @@ class WriteWork {
   KOKKOSSOFTMAX_HOST_FUNCTION WriteWork(const Source& source, index_type count, Out* y, bool stream,
                                         const Formula& formula, bool aligned = false)
       : source_(source), formula_(formula), y_(y), count_(count), stream_(stream) {
-    if (stream_ && !aligned) write_head();
+    if (!stream_) return;
+    const auto bytes = static_cast<std::size_t>(count) * sizeof(Out);
+    streams_rest_ = bytes >= least_row;
+    if (aligned) return;
+    // The line that this row, or one a little later, shares with the one behind it is written in parts.
+    if (streams_rest_)
+      __builtin_prefetch(y + count * (1 + static_cast<index_type>(least_row * 2 / bytes)) - 1, 1);
+    write_head();
   }
 
   /// Memory takes a few lines one after the other better than single ones between reads.
@@ -152,6 +178,7 @@ class WriteWork {
     const auto v0 = one(at_), v1 = one(at_ + w), v2 = one(at_ + 2 * w), v3 = one(at_ + 3 * w);
     Out* y = y_ + at_;
     if (stream_) {
+      announce_next_page(y, vectors_of_step * w * sizeof(Out));
       Ops::stream(y, v0, v1);
       Ops::stream(y + 2 * w, v2, v3);
     } else {
@@ -164,6 +191,14 @@ class WriteWork {
   }
   KOKKOSSOFTMAX_HOST_FUNCTION void finish() {
     while (at_ + vectors_of_step * w <= count_) step();
+    while (streams_rest_ && at_ + line <= count_) {
+      if constexpr (line == w) {
+        Ops::stream(y_ + at_, one(at_));
+        at_ += w;
+      } else {
+        for (int k = 0; k < line; k += 2 * w, at_ += 2 * w) Ops::stream(y_ + at_, one(at_), one(at_ + w));
+      }
+    }
     for (; at_ + w <= count_; at_ += w) Ops::store(y_ + at_, one(at_));
     if (at_ < count_) {
       const int rest = static_cast<int>(count_ - at_);
@@ -175,12 +210,18 @@ class WriteWork {
  private:
   static constexpr int w = Ops::width;
 
+  /// Elements of a cache line, or of a vector if that is more.
+  static constexpr int line = std::max(w, static_cast<int>(64 / sizeof(Out)));
+  /// Bytes of a row from which on its last lines are streamed, too: those of shorter ones are fetched with
+  /// the parts of lines beside them anyway.
+  static constexpr std::size_t least_row = 1024;
+
   KOKKOSSOFTMAX_HOST_FUNCTION auto one(index_type i) const { return formula_(source_(i), i); }
 
   KOKKOSSOFTMAX_HOST_FUNCTION void write_head() {
-    constexpr std::uintptr_t line = 64;
+    constexpr std::uintptr_t bytes = line * sizeof(Out);
     const auto ahead =
-        static_cast<index_type>((line - reinterpret_cast<std::uintptr_t>(y_) % line) % line / sizeof(Out));
+        static_cast<index_type>((bytes - reinterpret_cast<std::uintptr_t>(y_) % bytes) % bytes / sizeof(Out));
     const index_type head = ahead < count_ ? ahead : count_;
     for (; at_ + w <= head; at_ += w) Ops::store(y_ + at_, one(at_));
     if (at_ < head) {
@@ -196,7 +237,7 @@ class WriteWork {
   Formula formula_;
   Out* y_;
   index_type count_, at_ = 0;
-  bool stream_;
+  bool stream_, streams_rest_ = false;
 };
 
 template <class Acc, class Source, class Out, class Formula>
@@ -329,10 +370,10 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedVector<Acc> chunk_exponentials(const Sour
 
 /// The same for a row of one or two whole steps, where all the rest would cost more than the
 /// exponentials. Returns the sum; `top`: the largest of `next`.
-template <Keep keep, class Acc, class Source, class Next, class Written>
+template <Keep keep, class Acc, class Source, class Next, class Ahead, class Written>
 KOKKOSSOFTMAX_HOST_FUNCTION simd<Acc> row_exponentials(const Source& source, index_type count,
                                                        const simd<Acc>& m, Acc* kept, const Next& next,
-                                                       bool fetch, Written written, simd<Acc>& top) {
+                                                       Ahead ahead, Written written, simd<Acc>& top) {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   constexpr int w = Ops::width;
@@ -340,7 +381,7 @@ KOKKOSSOFTMAX_HOST_FUNCTION simd<Acc> row_exponentials(const Source& source, ind
   for (Vector& sum : a) sum = Vector(Acc(0));
   for (index_type i = 0; i < count; i += vectors_of_step * w) {
     written.step();
-    if (fetch) next.fetch(i + 4096 / static_cast<index_type>(Next::element_bytes));
+    if (ahead.at) ahead.fetch();
     for (int k = 0; k < vectors_of_step; ++k) t[k % 2] = Ops::larger(next(i + k * w), t[k % 2]);
     for (int k = 0; k < vectors_of_step; ++k) {
       const Vector e = exp_of_vector_difference<Ops>(source(i + k * w) - m);

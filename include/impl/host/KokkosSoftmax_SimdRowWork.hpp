@@ -50,7 +50,7 @@ class SimdRowWork {
     Batch *batch = batches, *next = batches + 1, *before = batches + 2;
     begin_batch(begin, std::min(most, end - begin), stages, *batch);
     for (int k = 0; direct && k < batch->rows; ++k) {
-      auto work = reading(batch->x[k], columns_);
+      auto work = reading(batch->x[k], columns_, {batch->x[k]});
       work.finish();
       batch->top[k] = lanes_of(work);
     }
@@ -257,7 +257,8 @@ class SimdRowWork {
                                 std::remove_const_t<decltype(formula)>>;
         sum[k] = row_exponentials<kept_while_staged>(
             LogitsInMemory<Acc, In>{batch.x[k]}, columns, Vector(finite_max(batch.max[k])),
-            batch.stage + k * columns, LogitsInMemory<Acc, In>{next.x[k]}, from_memory_,
+            batch.stage + k * columns, LogitsInMemory<Acc, In>{next.x[k]},
+            from_memory_ ? Ahead{next.x[k] + Ahead::lead} : Ahead{},
             Write(source, columns, outputs.y, stream_, formula, true), next.top[k]);
       }
       finish_sums(sum, sum, batch);
@@ -267,7 +268,8 @@ class SimdRowWork {
   void reduce_batch(Batch& batch, Batch& next, const Batch& before) const {
     Vector sum[most_rows], low[most_rows];
     for (int k = 0; k < batch.rows; ++k) {
-      auto reads = reading(next.x[k], k < next.rows ? columns_ : 0);
+      const bool more = k < next.rows;
+      auto reads = reading(next.x[k], more ? columns_ : 0, {more ? next.x[k] + Ahead::lead : nullptr});
       if constexpr (operation == Operation::logsumexp) {
         NoWork nothing;
         const State state = reduce<Keep::none>(logits(batch.x[k], 0, batch.stage + k * padded()), columns_,
@@ -346,10 +348,14 @@ class SimdRowWork {
     return chunk_max<Acc>(logits(row.x, begin, stage), count);
   }
 
+  using Ahead = FetchAhead<Acc, In>;
+
   /// Beside exponentials: the maximum of logits as they lie in x.
-  auto reading([[maybe_unused]] const In* x, [[maybe_unused]] index_type count) const {
+  auto reading([[maybe_unused]] const In* x, [[maybe_unused]] index_type count,
+               [[maybe_unused]] const Ahead& ahead) const {
     if constexpr (direct) {
-      return MaxWork<Acc, LogitsInMemory<Acc, In>>(LogitsInMemory<Acc, In>{x}, count, from_memory_);
+      using Work = MaxWork<Acc, LogitsInMemory<Acc, In>, Ahead>;
+      return from_memory_ && ahead.at ? Work({x}, count, ahead) : Work({x}, count);
     } else {
       return NoWork{};
     }
@@ -395,6 +401,13 @@ class SimdRowWork {
 
   static constexpr Keep kept_while_staged = operation == Operation::softmax ? Keep::staged : Keep::none;
 
+  /// From a chunk behind `begin` on, through the next row.
+  static Ahead a_chunk_ahead(const In* x, index_type begin, index_type columns, const In* next_row) {
+    const index_type at = begin + Plan::chunk + Ahead::lead;
+    if (at < columns) return {x + at, next_row ? x + columns : nullptr, next_row};
+    return {next_row ? next_row + (at - columns) : nullptr};
+  }
+
   /// The state of chunk c. `max`: its maximum; then that of what comes next, which is read meanwhile: the
   /// next one of `chunks`, or the beginning of `next_row`.
   template <class Written>
@@ -403,7 +416,8 @@ class SimdRowWork {
     const index_type begin = c * Plan::chunk, count = std::min(Plan::chunk, columns_ - begin);
     const In* next = c + 1 < chunks ? x + begin + Plan::chunk : next_row;
     const index_type next_begin = c + 1 < chunks ? begin + Plan::chunk : 0;
-    auto reads = reading(next, next ? std::min(Plan::chunk, columns_ - next_begin) : 0);
+    auto reads = reading(next, next ? std::min(Plan::chunk, columns_ - next_begin) : 0,
+                         a_chunk_ahead(x, begin, columns_, next_row));
     const auto source = logits(x, begin, stage);
     State state;
     if (y_can_keep_exponentials && kept_in_y) {

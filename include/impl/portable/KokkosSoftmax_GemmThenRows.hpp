@@ -232,8 +232,9 @@ struct BoundBiasBeforeNormalizer {
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return is_taken_over ? value : bias(value, column);
     }
+    template <int width>
     KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
-      return is_taken_over || bias.takes_neighbours();
+      return is_taken_over || bias.template takes_neighbours<width>();
     }
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],

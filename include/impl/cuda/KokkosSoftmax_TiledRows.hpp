@@ -1,0 +1,323 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The CUDA kernel for short rows of 16 bits that lie one behind the other but not at the boundaries of
+/// vectors: a warp has a few rows, a tile of contiguous memory, which comes to shared memory and leaves it in
+/// vectors of 16 bytes that know nothing of rows. There a few lanes take each row. Sums of these rows are
+/// exact (PackedRow), so that the bits are those of warp_per_row.
+
+#ifndef KOKKOSSOFTMAX_TILEDROWS_HPP
+#define KOKKOSSOFTMAX_TILEDROWS_HPP
+
+#include <impl/cuda/KokkosSoftmax_RowInRegisters.hpp>
+
+namespace KokkosSoftmax::impl {
+
+template <class Problem>
+struct TiledRowsCall {
+  Problem problem;
+  int log2_lanes;    ///< of the lanes that have a row
+  int tile_vectors;  ///< of a warp's part of shared memory
+};
+
+/// A vector at an end of a row, in registers, where the row has some of its elements.
+template <class T>
+struct EdgeOfRow {
+  static constexpr int words = 4;
+  uint4* at;
+  unsigned held[words];  ///< -inf in place of what is not the row's
+  unsigned mask[words];  ///< bits of the row's elements
+
+  /// The row has the elements up to `bound`, or those from there on.
+  __device__ EdgeOfRow(uint4* at_, int bound, bool is_first) : at(at_) {
+    const uint4 v = *at;
+    const unsigned read[words] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      const unsigned from_bound = __funnelshift_lc(0, ~0u, max(16 * bound - 32 * i, 0));
+      mask[i] = is_first ? from_bound : ~from_bound;
+      held[i] = (read[i] & mask[i]) | (PackedPair<T>::minus_infinities & ~mask[i]);
+    }
+  }
+};
+
+/// The vectors of a row in shared memory: whole ones, spread over its lanes, and at both ends one of which
+/// the neighbours may have a part. The first lane has the first and the last lane the last of them.
+template <class T, int edges_of_lane>
+struct TiledRow {
+  static constexpr int width = 8, words = EdgeOfRow<T>::words;
+
+  int lanes, whole;                ///< vectors of the lane
+  uint4 *first, *start, *end;      ///< of these, `lanes` apart
+  bool writes_first, writes_last;  ///< the vectors at the ends
+  EdgeOfRow<T> edge[edges_of_lane];
+
+  /// Elements `begin` to `stop` of the image, more than a vector. Of a row that does not `exist` nothing is
+  /// written.
+  __device__ static TiledRow of(uint4* image, int begin, int stop, int log2_lanes, int index, bool exists,
+                                bool is_last_row) {
+    const int lanes = 1 << log2_lanes, head = begin / width, tail = (stop - 1) / width;
+    const bool is_first = index == 0, is_last = index == lanes - 1;
+    const int bound_of_first = begin - head * width, bound_of_last = stop - tail * width;
+    uint4* const first = image + head + 1 + index;
+    uint4* const end = image + tail;
+    const int distance = static_cast<int>(end - first);
+    const int whole = exists && distance > 0 ? (distance + lanes - 1) >> log2_lanes : 0;
+    // Rows may begin on the same bank: their lanes begin elsewhere in them.
+    const int turn = (static_cast<int>(threadIdx.x) - (head + 1 + index)) & (width - 1) & -lanes;
+    uint4* const start = turn < distance ? first + turn : first;
+    const bool writes_first = exists && is_first;
+    const bool writes_last = exists && is_last && (is_last_row || bound_of_last == width);
+    if constexpr (edges_of_lane == 2) {
+      const EdgeOfRow<T> first_edge(image + head, bound_of_first, true), last_edge(end, bound_of_last, false);
+      return {lanes, whole, first, start, end, writes_first, writes_last, {first_edge, last_edge}};
+    } else {
+      const int bound = is_first ? bound_of_first : is_last ? bound_of_last : 0;
+      const EdgeOfRow<T> edge(is_first ? image + head : end, bound, is_first);
+      return {lanes, whole, first, start, end, writes_first, writes_last, {edge}};
+    }
+  }
+
+  /// Calls use with each of the lane's whole vectors.
+  template <class Use>
+  __device__ void for_whole(const Use& use) const {
+    uint4* at = start;
+#pragma unroll 2
+    for (int i = 0; i < whole; ++i) {
+      use(*at);
+      at += lanes;
+      if (at >= end) at = first;
+    }
+  }
+  /// With the pairs of all vectors of the lane.
+  template <class Use>
+  __device__ void for_pairs(const Use& use) const {
+#pragma unroll
+    for (const auto& e : edge) {
+#pragma unroll
+      for (const unsigned pair : e.held) use(pair);
+    }
+    for_whole([&](const uint4& v) {
+      use(v.x);
+      use(v.y);
+      use(v.z);
+      use(v.w);
+    });
+  }
+  /// Puts a function of the pairs in their place. By all lanes of the warp: where two rows share a vector,
+  /// the second one writes all of it.
+  template <class Change>
+  __device__ void replace(const Change& change) const {
+    for_whole([&](uint4& v) { v = uint4{change(v.x), change(v.y), change(v.z), change(v.w)}; });
+    const EdgeOfRow<T>&head = edge[0], &tail = edge[edges_of_lane - 1];
+    unsigned first_of_row[words], last_of_row[words];
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      first_of_row[i] = change(head.held[i]);
+      last_of_row[i] = edges_of_lane == 2 ? change(tail.held[i]) : first_of_row[i];
+      const unsigned of_previous = __shfl_up_sync(0xffffffffu, last_of_row[i], 1);
+      first_of_row[i] = (first_of_row[i] & head.mask[i]) | (of_previous & ~head.mask[i]);
+    }
+    if (writes_first) *head.at = {first_of_row[0], first_of_row[1], first_of_row[2], first_of_row[3]};
+    if (writes_last) *tail.at = {last_of_row[0], last_of_row[1], last_of_row[2], last_of_row[3]};
+  }
+};
+
+/// The address of shared memory, once for all accesses that are constants apart (see anchored).
+__device__ __forceinline__ std::uint32_t anchored_address(const void* pointer) {
+  std::uint32_t address = shared_address(pointer);
+  asm("" : "+r"(address));
+  return address;
+}
+
+/// `edges_of_lane`: two where a row has one lane.
+template <int edges_of_lane, class Problem>
+__global__ void __launch_bounds__(128, 9)
+    tiled_rows_kernel(const __grid_constant__ TiledRowsCall<Problem> call) {
+  using T = typename Problem::In;
+  using Out = typename Problem::Out;
+  constexpr int width = 8;
+  extern __shared__ uint4 images_of_tiles[];
+  const Problem& problem = call.problem;
+  const auto columns = static_cast<int>(problem.geometry.columns);
+  const int lanes = 1 << call.log2_lanes, lane = static_cast<int>(threadIdx.x % 32),
+            rows_of_tile = 32 >> call.log2_lanes;
+  const index_type first_row =
+      (static_cast<index_type>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32) * rows_of_tile;
+  grid_dependency_wait();
+  const index_type rows_left = problem.geometry.rows - first_row;
+  if (rows_left <= 0) return;
+  const auto rows = static_cast<int>(min(rows_left, static_cast<index_type>(rows_of_tile)));
+  uint4* const image = images_of_tiles + threadIdx.x / 32 * call.tile_vectors;
+  const T* const x = problem.x + first_row * columns;
+  const auto before = static_cast<int>(reinterpret_cast<std::uintptr_t>(x) % 16 / sizeof(T));
+  const int end = before + rows * columns;
+  {
+    const auto* const from = reinterpret_cast<const uint4*>(x - before);
+    // Whole vectors at the ends too, as PackedRow reads them: behind the last row may lie nothing.
+    const int whole = rows_left > rows_of_tile ? (end + width - 1) / width : end / width;
+    const uint4* at = anchored(from + lane);
+    std::uint32_t to = anchored_address(image + lane);
+#pragma unroll 1
+    for (int left = whole - lane; left > 0; left -= 4 * 32, at += 4 * 32, to += 4 * 32 * 16) {
+#pragma unroll
+      for (int i = 0; i < 4 * 32; i += 32) {
+        if (left > i) cp_async_16(to + i * 16, at + i);
+      }
+    }
+    if (lane < end - whole * width) {
+      reinterpret_cast<unsigned short*>(image)[whole * width + lane] =
+          reinterpret_cast<const unsigned short*>(from)[whole * width + lane];
+    }
+    cp_async_wait_all();
+    __syncwarp();
+  }
+  const int row = lane >> call.log2_lanes, index = lane & (lanes - 1);
+  const bool exists = row < rows;
+  const int begin = before + (exists ? row * columns : 0);
+  const auto mine = TiledRow<T, edges_of_lane>::of(image, begin, begin + columns, call.log2_lanes, index,
+                                                   exists, row == rows - 1);
+  unsigned pair_of_maxima = PackedPair<T>::minus_infinities;
+  mine.for_pairs(
+      [&](unsigned pair) { pair_of_maxima = PackedPair<T>::maximum_or_nan(pair_of_maxima, pair); });
+  float max_of_row = maximum_or_nan(PackedPair<T>::low(pair_of_maxima), PackedPair<T>::high(pair_of_maxima));
+  for (int mask = 1; mask < lanes; mask *= 2)
+    max_of_row = maximum_or_nan(max_of_row, __shfl_xor_sync(0xffffffffu, max_of_row, mask));
+  const auto sum_of_exponentials = [&](const ExponentialOf16Bits<T>& exponential, auto of_logarithm) {
+    constexpr bool exact = decltype(of_logarithm)::value;
+    FixedPointUnits units{0, 0};
+    mine.for_pairs([&](unsigned pair) {
+      units.template add<exact>(exponential(PackedPair<T>::low(pair)),
+                                exponential(PackedPair<T>::high(pair)));
+    });
+    unsigned long long whole = units.whole;
+    for (int mask = 1; mask < lanes; mask *= 2) {
+      whole += __shfl_xor_sync(0xffffffffu, whole, mask);
+      if constexpr (exact) units.rest += __shfl_xor_sync(0xffffffffu, units.rest, mask);
+    }
+    return FixedPointUnits::rounded<exact>(whole, units.rest);
+  };
+  packed_row_result<Problem>(
+      problem.operation, max_of_row, sum_of_exponentials,
+      [&](const auto& output) {
+        // All lanes have read the vectors that rows share.
+        __syncwarp();
+        mine.replace(output);
+      },
+      [&](float logsumexp) {
+        if (exists && index == 0) problem.y[first_row + row] = store_as<Out>(logsumexp);
+      });
+  if (problem.operation == Operation::logsumexp) return;
+  __syncwarp();
+  // The tile's vectors of y, each from the two of the image in which it lies.
+  Out* const y = problem.y + first_row * columns;
+  const auto y_before = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % 16 / sizeof(Out));
+  const int y_end = y_before + rows * columns, shift = before - y_before;
+  const uint4* const shifted_image = image - (shift < 0 ? 1 : 0);
+  auto* const to = reinterpret_cast<uint4*>(y - y_before);
+  const int whole_begin = (y_before + width - 1) / width, whole_end = y_end / width;
+  const auto store = [&](const auto& vector) {
+    const uint4* from = shifted_image + whole_begin + lane;
+    uint4* at = anchored(to + whole_begin + lane);
+#pragma unroll 1
+    for (int left = whole_end - whole_begin - lane; left > 0; left -= 2 * 32, from += 2 * 32, at += 2 * 32) {
+#pragma unroll
+      for (int i = 0; i < 2 * 32; i += 32) {
+        if (left > i) __stcs(at + i, vector(from + i));
+      }
+    }
+  };
+  if (shift == 0) {
+    store([](const uint4* v) { return *v; });
+  } else {
+    const int bytes = (shift & (width - 1)) * static_cast<int>(sizeof(Out));
+    store([&](const uint4* v) { return shifted_vector<sizeof(Out)>(v, bytes); });
+  }
+  // The elements before the first whole vector and behind the last one.
+  const auto* const elements = reinterpret_cast<const unsigned short*>(image) + shift;
+  auto* const to_elements = reinterpret_cast<unsigned short*>(to);
+  if (lane >= y_before && lane < whole_begin * width) __stcs(to_elements + lane, elements[lane]);
+  const int last = whole_end * width + lane;
+  if (last < y_end) __stcs(to_elements + last, elements[last]);
+}
+
+struct TiledRows {
+  static constexpr const char* name = "tiled_rows";
+
+  template <class Exec, class Problem>
+  static constexpr bool supports = row_in_registers_supports<Exec, Problem>&& is_packed<Problem>;
+
+  template <class Exec, class Problem>
+  static std::string_view refuse(const Exec&, const Problem& problem) {
+    const RowGeometry& g = problem.geometry;
+    const std::string_view layout =
+        refuse_row_in_registers(problem, shortest, longest, "rows are too short", "rows are too long");
+    if (!layout.empty()) return layout;
+    const bool writes_rows = problem.operation != Operation::logsumexp;
+    if (g.rank > 1 ||
+        (g.rank == 1 && (g.x_stride[0] != g.columns || g.y_stride[0] != (writes_rows ? g.columns : 1))))
+      return "the rows do not lie one behind the other";
+    if (!lies_anywhere(problem)) return "the rows are whole vectors";
+    return {};
+  }
+
+  template <class Exec, class Problem>
+  static std::string_view advise_against(const Exec&, const Problem& problem) {
+    const index_type columns = problem.geometry.columns;
+    // (One H200, bfloat16, microseconds in a CUDA graph, this kernel and those with rows in registers: 2^16
+    // elements of 17 columns 1.99 and 2.05; 65 columns 2^21 elements 5.02 and 4.83, 2^22 6.87 and 7.22; 129
+    // columns 2^24 elements 22.6 and 21.0, and from memory 0.944 and 0.886 of a copy.)
+    const int log2_elements = columns <= 32 ? 0 : columns <= 80 ? 22 : 25;
+    if (problem.geometry.rows * columns < index_type(1) << log2_elements)
+      return "there are too few rows for as many in each warp";
+    // (1001 and 4097 columns, fraction of a copy: softmax 0.914 and 0.942, 0.912 and 0.943; log_softmax 0.920
+    // and 0.855, 0.919 and 0.891; softmax where x and y lie differently 0.913 and 0.919, 0.925 and 0.873.)
+    if (columns > 900 && problem.operation == Operation::softmax &&
+        RowAlignment::of(problem).difference % 16 == 0)
+      return "rows of this length stay in registers as fast";
+    return {};
+  }
+
+  template <class Exec, class Problem>
+  static void run(const Exec& exec, const Problem& problem) {
+    const auto columns = static_cast<int>(problem.geometry.columns);
+    int log2_lanes = 0;
+    while (columns > most_columns_of_lane << log2_lanes) ++log2_lanes;
+    // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
+    const bool both = problem.geometry.rows == 0;
+    if (log2_lanes == 0 || both) launch<2>(exec, problem, log2_lanes);
+    if (log2_lanes > 0 || both) launch<1>(exec, problem, log2_lanes);
+  }
+
+  template <class Exec, class Problem>
+  static void reserve(const Exec&, const Problem&) {}
+
+ private:
+  static constexpr int warps = 4;
+  static constexpr int shortest = 16;  ///< more than a vector, wherever it begins
+  /// A little more than a power of two, for rows a little longer than one. (Fraction of a copy with 80, 128
+  /// and 160, bfloat16 on one H200: softmax of 81 columns 0.957, 0.949, 0.938, of 321 0.920, 0.930, 0.928;
+  /// TB/s of logsumexp of 81 2.8, 3.7, 3.6, of 257 3.1, 3.2, 4.0.)
+  static constexpr int most_columns_of_lane = 144;
+  static constexpr int longest = 32 * most_columns_of_lane;
+
+  template <int edges_of_lane, class Problem>
+  static void launch(const Kokkos::Cuda& exec, const Problem& problem, int log2_lanes) {
+    const int rows_of_warp = 32 >> log2_lanes, rows_of_block = rows_of_warp * warps;
+    const int tile_vectors = (7 + rows_of_warp * static_cast<int>(problem.geometry.columns) + 7) / 8;
+    constexpr auto kernel = &tiled_rows_kernel<edges_of_lane, Problem>;
+    static const bool early = has_grid_dependency_wait(kernel);
+    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+      launch_kernel(exec, kernel, early,
+                    static_cast<unsigned>(
+                        std::max<index_type>(1, (problem.geometry.rows + rows_of_block - 1) / rows_of_block)),
+                    warps * 32, static_cast<std::size_t>(warps * tile_vectors * 16),
+                    TiledRowsCall<Problem>{problem, log2_lanes, tile_vectors});
+    });
+  }
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
