@@ -34,12 +34,12 @@ struct ReductionPlan {
   static constexpr int most_parts = 9;
   /// The largest slice: six of these fit a multiprocessor, and seven of the usual length. What a slice costs
   /// beside its bytes, and the way of its result through L2, ask for large ones. (Fraction of a copy of 1 GiB
-  /// on one H200: 65536 columns of float in 8, 9 and 10 slices 0.97, 0.94 and 0.91; of bfloat16 50257 in 3
-  /// and 4 0.96 and 0.94, 65537 in 4, 5 and 6 0.91, 0.73 and 0.65. kokkossoftmax_tune_sliced_rows measures
-  /// more.)
+  /// on one H200, slices of 24, 32 and 36 KB: float 65536 columns 0.87, 0.97, 0.97, 1 M 0.90, 0.95, 0.90;
+  /// half 131072 columns 0.82, 0.97, 0.96. A row a little longer than so many of the usual ones, 65537
+  /// columns of bfloat16: in 4 slices 0.91, in 5 0.73.)
   static constexpr int largest_slice_bytes = most_parts * part_bytes;
   static constexpr int usual_slice_bytes = 8 * part_bytes;
-  /// A row of more bytes is read twice (4 M columns of float 0.59 held, 0.75 read twice; 2 M 0.85 and 0.76).
+  /// A row of more bytes is read twice (4 M columns of float 0.70 held, 0.76 read twice; 2 M 0.89 and 0.84).
   static constexpr index_type largest_row_bytes_held = 8 * 1024 * 1024;
 
   template <class In>

@@ -20,11 +20,11 @@
 /// for their row in registers 0.2 to 0.5, since then publishing waits for finishing; finishers that store to
 /// global memory themselves 0.90 to 0.94, with the storer 0.93 to 0.97: their stores hold up the loads of the
 /// publishers; a ticket drawn ahead of its slot 2 points less: the longer a ticket waits, the longer all the
-/// others of its row; bulk copies between different places of a line 3 to 4 points less. Bfloat16: publishers
-/// who join and announce in turn 0.87, with an announcer 0.97, since one of them was late for each slice and
-/// all waited for it; loops over the slice unrolled to its end 0.87, not unrolled at all 0.80, by 16 KB 0.97
-/// (the one waits for instructions, the other for each load); 16386 columns of float 0.69 before a block had
-/// rows for itself, 0.96 now.
+/// others of its row; bulk copies between different places of a line 3 to 4 points less. 16386
+/// columns of float 0.69 before a block had rows for itself, 0.96 since. Bfloat16: publishers who also join
+/// and announce, one of them for each slice in turn, for which all others wait at the next, 0.87 with the
+/// loop over a slice unrolled to its end (instructions are waited for), 0.80 not unrolled (each load is);
+/// with an announcer, and 16 KB at once, 0.97.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies: whatever slice was handed out gets published.
 /// A row lacks slices that nobody took only while no slot is free, and tickets are handed out in order, so of
