@@ -97,6 +97,18 @@ struct RowGeometry {
     return result;
   }
 
+  /// The offset in x of the row that lies behind all others.
+  KOKKOS_FORCEINLINE_FUNCTION index_type last_x_offset() const {
+    index_type last = 0;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+    for (int d = 0; d < rank; ++d) {
+      if (x_stride[d] > 0) last += (extent[d] - 1) * x_stride[d];
+    }
+    return last;
+  }
+
   /// `y` has the extents of the shape, or those without the axis.
   static RowGeometry of(const LogitShape& shape, const Block& x, const Block& y) {
     RowGeometry g;

@@ -74,6 +74,7 @@ struct GridPipelinedShape {
   /// Where rows are read twice: slices that are published before the first of a row is finished (0
   /// otherwise), and slices at the end of a row that are to stay in L2 until then.
   index_type finish_lag, slices_kept;
+  index_type last_x_offset;  ///< see RowGeometry
 
   /// Whether no block has to hear of another's slices.
   KOKKOS_FORCEINLINE_FUNCTION bool whole_rows() const { return tickets_a_row == 1; }
@@ -512,7 +513,8 @@ struct GridPipelinedBlock {
     const auto begin = reinterpret_cast<std::uintptr_t>(x);
     const auto end = reinterpret_cast<std::uintptr_t>(x + columns);
     const std::uintptr_t copy_begin = begin / 16 * 16;
-    const bool ends_memory = position == g.rows - 1 && in.last_of_row;
+    const auto bytes_behind = (shape.last_x_offset - where.x_offset) * static_cast<index_type>(sizeof(In));
+    const bool ends_memory = in.last_of_row && bytes_behind < 16;
     const std::uintptr_t copy_end = ends_memory ? end / 16 * 16 : (end + 15) / 16 * 16;
     in.shift = static_cast<int>(begin % GridPipelinedShape::line);
     char* const to = slot(s) + copy_begin % GridPipelinedShape::line;
@@ -895,6 +897,7 @@ struct GridPipelinedRows {
     // So that a block has one of these in its ring while another one comes.
     shape.tickets_a_row = !shape.rereads && plan.slices <= shape.slots / 2 ? 1 : plan.slices;
     shape.rows_a_ticket = 1.0 / static_cast<double>(shape.tickets_a_row);
+    shape.last_x_offset = problem.geometry.last_x_offset();
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
       launch_cooperatively(exec, kernel, device.multiprocessors,
                            GridPipelinedShape::threads(groups_of_publishers<Problem>),

@@ -349,12 +349,8 @@ __device__ __forceinline__ void load_row(const Problem& problem, const RowGeomet
                                          Registers& row, const Threads& threads) {
   const RowGeometry& g = problem.geometry;
   if constexpr (is_packed<Problem>) {
-    index_type last = 0;
-#pragma unroll 1
-    for (int d = 0; d < g.rank; ++d) {
-      if (g.x_stride[d] > 0) last += (g.extent[d] - 1) * g.x_stride[d];
-    }
-    row.load(problem.x + where.x_offset, last - where.x_offset, static_cast<int>(g.columns), threads);
+    row.load(problem.x + where.x_offset, g.last_x_offset() - where.x_offset, static_cast<int>(g.columns),
+             threads);
   } else {
     row.load(problem.x + where.x_offset, static_cast<int>(g.columns), threads,
              problem.transform.at_row(where.index));
