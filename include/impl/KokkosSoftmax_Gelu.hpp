@@ -13,17 +13,41 @@
 
 namespace KokkosSoftmax::impl {
 
-/// 2^x for x <= 0.
+/// 2^x for -126 <= x <= 0.
 KOKKOS_FORCEINLINE_FUNCTION float power_of_two(float x) {
   KOKKOS_IF_ON_HOST((return exp_by_polynomial(x * 0.69314718055994530942f);))
+#if defined(__CUDA_ARCH__)
+  // CUDA's exp2f without what it does for subnormal results.
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+#else
   KOKKOS_IF_ON_DEVICE((return Kokkos::exp2(x);))
+#endif
+}
+
+/// The magnitude of x, at most `limit`; of NaN any.
+KOKKOS_FORCEINLINE_FUNCTION float magnitude_up_to(float limit, float x) {
+  KOKKOS_IF_ON_HOST((const float size = x < 0 ? -x : x; return size < limit ? size : limit;))
+  KOKKOS_IF_ON_DEVICE((return Kokkos::fmin(Kokkos::fabs(x), limit);))
+}
+
+/// max(x, 0), NaN of NaN.
+KOKKOS_FORCEINLINE_FUNCTION float positive_part(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float part;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(part) : "f"(x));
+  return part;
+#else
+  return x < 0 ? 0.0f : x;
+#endif
 }
 
 /// max(x, 0) - |x| Phi(-|x|), Phi(-x) as 2 to the power of a polynomial: its logarithm is near a parabola.
 /// Weighted minimax fit on 0 <= x <= 8; Phi(-x) is wrong by 4.4e-8 at most, most of that the rounding of the
 /// exponent near -1; beyond 8 it is less than 1e-15. NaN stays NaN, and +inf +inf.
 KOKKOS_FORCEINLINE_FUNCTION float gelu_by_erf(float x) {
-  const float positive = x < 0 ? -x : x, size = positive < 8.0f ? positive : 8.0f;
+  const float size = magnitude_up_to(8.0f, x);
   float p = -2.8196366201882483e-06f;
   p = p * size + 3.9222304621944204e-05f;
   p = p * size - 0.00018556149734649807f;
@@ -33,7 +57,7 @@ KOKKOS_FORCEINLINE_FUNCTION float gelu_by_erf(float x) {
   p = p * size - 0.45920801162719727f;
   p = p * size - 1.1511051654815674f;
   p = p * size - 1.0f;
-  return (x < 0 ? 0.0f : x) - size * power_of_two(p);
+  return positive_part(x) - size * power_of_two(p);
 }
 
 /// The same on a host's vectors of floats (Ops is SimdOps); Phi(-x) is wrong by 1.2e-7 at most, the error of
@@ -104,7 +128,7 @@ KOKKOS_FORCEINLINE_FUNCTION double gelu_by_tanh(double x) {
 /// As gelu_by_erf: max(x, 0) - |x| / (1 + exp(2 |u|)), the second factor as 2 to the power of a
 /// polynomial. Fit on 0 <= x <= 6, wrong by 3.8e-8 at most; beyond 6 it is less than 2e-11.
 KOKKOS_FORCEINLINE_FUNCTION float gelu_by_tanh(float x) {
-  const float positive = x < 0 ? -x : x, size = positive < 6.0f ? positive : 6.0f;
+  const float size = magnitude_up_to(6.0f, x);
   float p = 2.274733787999139e-06f;
   p = p * size - 4.245820673531853e-05f;
   p = p * size + 0.0002989650529343635f;
@@ -116,7 +140,7 @@ KOKKOS_FORCEINLINE_FUNCTION float gelu_by_tanh(float x) {
   p = p * size - 0.45919978618621826f;
   p = p * size - 1.151105284690857f;
   p = p * size - 1.0f;
-  return (x < 0 ? 0.0f : x) - size * power_of_two(p);
+  return positive_part(x) - size * power_of_two(p);
 }
 
 }  // namespace KokkosSoftmax::impl
