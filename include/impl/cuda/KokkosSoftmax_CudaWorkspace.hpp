@@ -150,16 +150,22 @@ struct CudaWorkspace {
     cooperative_groups::this_grid().sync();
   }
 
+  /// Whether every workspace has so many words, so that calls of other shapes do not make it grow: fewer rows
+  /// than grid_pipelined_rows has are split_rows', and that asks for more words.
+  template <class Acc>
+  static bool always_holds(index_type partials) {
+    return bytes_for<Acc>(partials) == least_bytes;
+  }
+
  private:
   using Pool = ScratchPool<Kokkos::Cuda::memory_space, CudaWorkspacePurpose>;
+  static constexpr std::size_t least_bytes = 2 * 1024 * 1024;
 
   template <class Acc>
   static std::size_t bytes_for(index_type partials) {
-    // So much at least that calls of other shapes do not make it grow: fewer rows than grid_pipelined_rows
-    // has are split_rows' (200 of two slices at most), and that asks for more words.
-    return std::max<std::size_t>(
+    return std::max(
         sizeof(CudaWorkspaceHeader) + static_cast<std::size_t>(partials) * sizeof(PartialWords<Acc>),
-        2 * 1024 * 1024);
+        least_bytes);
   }
 };
 

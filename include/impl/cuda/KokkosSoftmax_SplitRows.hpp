@@ -223,6 +223,13 @@ struct SplitRows {
   }
 
   template <class Exec, class Problem>
+  static std::string_view advise_against(const Exec&, const Problem& problem) {
+    if (!CudaWorkspace::always_holds<typename Problem::Acc>(words(problem)))
+      return "so many rows need more scratch than was reserved for more rows yet";
+    return {};
+  }
+
+  template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
     const ReductionPlan plan = plan_of(problem);
     if constexpr (sizeof(typename Problem::Acc) == 4) {
