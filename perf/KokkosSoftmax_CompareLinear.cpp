@@ -95,15 +95,14 @@ struct Tf32 : Op {
 // With weights that were packed before the clock starts.
 template <class Op>
 struct Packed : Op {
-  [[maybe_unused]] static constexpr bool is_packed = true;
   static inline const std::string text = std::string(Op::name) + "_packed";
   static inline const char* const name = text.c_str();
   static constexpr const char* description = "the same with W from pack()";
 };
 template <class Op>
-inline constexpr bool is_packed_v = requires {
-  Op::is_packed;
-};
+inline constexpr bool is_packed_v = false;
+template <class Op>
+inline constexpr bool is_packed_v<Packed<Op>> = true;
 
 template <class Op, class Exec, class View>
 auto weights_of(const Exec& exec, const View& w) {

@@ -23,7 +23,11 @@ inline constexpr std::int32_t normalizer_step = 30, taken_over_bias_step = 31;
 // ---------------------------------------------------------------------------------------------------------
 // Operands of a scalar that is known at run time.
 
-/// Calls `use` with the operand's type.
+/// Calls `use` with the operand's type. (What is for a host's vectors is a host's function, and called there
+/// alone.)
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
 template <class Use>
 KOKKOS_FORCEINLINE_FUNCTION auto with_scalar(const void* data, std::int32_t scalar, const Use& use) {
   switch (scalar) {
