@@ -18,10 +18,12 @@ using Exec = Kokkos::Cuda;
 template <class Gemm>
 struct OfNamedHead : Gemm {
   using Rows = impl::CandidateList<impl::WarpPerRow, impl::BlockPerRow>;
+};
+struct TensorCoreGemmOfNamedHead : OfNamedHead<impl::TensorCoreGemm> {
   template <class Transform>
   static constexpr bool fuses = false;
 };
-using TensorCores = impl::GemmThenRows<OfNamedHead<impl::TensorCoreGemm>>;
+using TensorCores = impl::GemmThenRows<TensorCoreGemmOfNamedHead>;
 using Candidates = impl::CandidateList<TensorCores, impl::GemmThenRows<OfNamedHead<impl::CublasGemm>>>;
 using PackedCandidates = impl::CandidateList<TensorCores>;
 
