@@ -4,6 +4,7 @@
 
 import gc
 import itertools
+import os
 import subprocess
 import sys
 import unittest
@@ -315,6 +316,7 @@ class Jax(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         try:
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")  # else its arrays are on the first GPU
             import jax
         except ImportError:
             raise unittest.SkipTest("jax is not here") from None
