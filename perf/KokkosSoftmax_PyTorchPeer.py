@@ -319,9 +319,11 @@ def main():
                         for name in peers:
                             try:
                                 rivals.append(Peer(case, name, options.graph))
-                            # A peer that fails on a shape is a result, and ends nothing.
+                            # Where a rival of PyTorch's fails that is a result, and ends nothing.
                             except Exception as error:
-                                reasons.append(f"{PEERS[name]}: {str(error).strip().splitlines()[0][:120]}")
+                                failed = failed or name == "eager"
+                                text = " ".join(str(error).split()) or type(error).__name__
+                                reasons.append(f"{PEERS[name]}: {text[:120]}")
                         peer_turns, our_turns, copies = [[] for _ in rivals], {}, []
                         for _ in range(options.turns):
                             if options.ours[device]:
