@@ -173,34 +173,6 @@ __device__ __forceinline__ bool mbarrier_test_parity(Mbarrier* barrier, std::uin
   return done;
 }
 
-/// cp.async.bulk from global to shared memory ("Data Movement and Conversion Instructions: cp.async.bulk"):
-/// both addresses and the size are multiples of 16; reports its bytes to the barrier.
-__device__ __forceinline__ void cp_async_bulk(void* to, const void* from, std::uint32_t bytes,
-                                              Mbarrier* barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(to)),
-      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-#else
-  __trap();
-#endif
-}
-
-/// cp.async.bulk from shared to global memory (ibidem), alone in a bulk group of its own.
-__device__ __forceinline__ void cp_async_bulk_store(void* to, const void* from, std::uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
-      "r"(shared_address(from)), "r"(bytes)
-      : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-#else
-  __trap();
-#endif
-}
-
 /// createpolicy.fractional ("Data Movement and Conversion Instructions: createpolicy"): of what lies in L2,
 /// this is to be evicted first, or last.
 __device__ __forceinline__ std::uint64_t createpolicy_evict_first() {
@@ -218,26 +190,48 @@ __device__ __forceinline__ std::uint64_t createpolicy_evict_last() {
   return policy;
 }
 
-/// The same copies under such a policy.
+/// cp.async.bulk from global to shared memory ("Data Movement and Conversion Instructions: cp.async.bulk"):
+/// both addresses and the size are multiples of 16; reports its bytes to the barrier. May be given a policy.
+template <class... Policy>
 __device__ __forceinline__ void cp_async_bulk(void* to, const void* from, std::uint32_t bytes,
-                                              Mbarrier* barrier, std::uint64_t policy) {
+                                              Mbarrier* barrier, Policy... policy) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
-      "[%3], %4;" ::"r"(shared_address(to)),
-      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-      : "memory");
+  if constexpr (sizeof...(policy) == 0) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+  } else {
+    const std::uint64_t hint = (std::uint64_t(0) | ... | policy);
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+        "[%3], %4;" ::"r"(shared_address(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "l"(hint)
+        : "memory");
+  }
 #else
   __trap();
 #endif
 }
+
+/// cp.async.bulk from shared to global memory (ibidem), alone in a bulk group of its own.
+template <class... Policy>
 __device__ __forceinline__ void cp_async_bulk_store(void* to, const void* from, std::uint32_t bytes,
-                                                    std::uint64_t policy) {
+                                                    Policy... policy) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
-                   __cvta_generic_to_global(to)),
-               "r"(shared_address(from)), "r"(bytes), "l"(policy)
-               : "memory");
+  if constexpr (sizeof...(policy) == 0) {
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
+        "r"(shared_address(from)), "r"(bytes)
+        : "memory");
+  } else {
+    const std::uint64_t hint = (std::uint64_t(0) | ... | policy);
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
+                     __cvta_generic_to_global(to)),
+                 "r"(shared_address(from)), "r"(bytes), "l"(hint)
+                 : "memory");
+  }
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #else
   __trap();
