@@ -187,11 +187,11 @@ struct LogitOperand {
 #endif
       return data[column * column_stride];
     }
-    /// Whether load_neighbours takes the columns from a multiple of `width` on.
+    /// Whether load_neighbours takes the columns from `first` on, and from a multiple of `width` behind it.
     template <int width>
-    KOKKOS_FORCEINLINE_FUNCTION bool has_neighbours() const {
+    KOKKOS_FORCEINLINE_FUNCTION bool has_neighbours(index_type first) const {
       return column_stride == 1 &&
-             reinterpret_cast<std::uintptr_t>(data) % bytes_of_neighbours<width, T> == 0;
+             reinterpret_cast<std::uintptr_t>(data + first) % bytes_of_neighbours<width, T> == 0;
     }
     template <class Ops>
     auto vector(index_type column) const {
@@ -200,6 +200,13 @@ struct LogitOperand {
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
     return {data + row_offset(row), column_stride};
+  }
+  /// Behind the last value in memory, of so many columns side by side.
+  const T* end(index_type columns) const {
+    index_type last_row = 0;
+    for (int d = 0; d < row_offset.rank; ++d)
+      last_row += std::max(index_type(0), (row_offset.extent[d] - 1) * row_offset.stride[d]);
+    return data + last_row + columns;
   }
 };
 
@@ -294,15 +301,17 @@ struct BoundKeepIf {
 
 template <class T>
 struct BoundMask {
+  static constexpr int operands = 1;
   LogitOperand<T> mask;
-  struct Row {
-    typename LogitOperand<T>::Row mask;
+  template <class Operand>
+  struct RowWith {
+    Operand mask;
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const {
       return static_cast<bool>(mask(column));
     }
     template <int width>
-    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
-      return mask.template has_neighbours<width>();
+    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours(index_type first) const {
+      return mask.template has_neighbours<width>(first);
     }
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&)[width], bool (&kept)[width],
@@ -310,6 +319,10 @@ struct BoundMask {
       bool operand[width];
       load_neighbours(mask.data + first, operand, [](const T& e) { return static_cast<bool>(e); });
       for (int i = 0; i < width; ++i) kept[i] = kept[i] && operand[i];
+    }
+    template <class Map>
+    KOKKOS_FORCEINLINE_FUNCTION auto map_operands(const Map& map) const {
+      return RowWith<decltype(map(mask))>{map(mask)};
     }
     template <class Ops>
     void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
@@ -322,7 +335,12 @@ struct BoundMask {
       kept = kept && Ops::mask_of([&](int lane) { return static_cast<bool>(mask(column + lane)); });
     }
   };
+  using Row = RowWith<typename LogitOperand<T>::Row>;
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {mask.at_row(row)}; }
+  template <class Use>
+  void visit_operands(const Use& use) const {
+    use(mask);
+  }
 };
 
 struct BoundCausal {
@@ -351,17 +369,19 @@ struct BoundCausal {
 /// A logit and an operand that has a value for it.
 template <class T, class Combine>
 struct BoundWithOperand {
+  static constexpr int operands = 1;
   LogitOperand<T> operand;
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return operand.row_offset.rank == 0; }
-  struct Row {
-    typename LogitOperand<T>::Row operand;
+  template <class Operand>
+  struct RowWith {
+    Operand operand;
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return Combine::of(value, load_as<Acc>(operand(column)));
     }
     template <int width>
-    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
-      return operand.template has_neighbours<width>();
+    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours(index_type first) const {
+      return operand.template has_neighbours<width>(first);
     }
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
@@ -370,12 +390,21 @@ struct BoundWithOperand {
       load_neighbours(operand.data + first, neighbour);
       for (int i = 0; i < width; ++i) value[i] = Combine::of(value[i], neighbour[i]);
     }
+    template <class Map>
+    KOKKOS_FORCEINLINE_FUNCTION auto map_operands(const Map& map) const {
+      return RowWith<decltype(map(operand))>{map(operand)};
+    }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
       value = Combine::template of_vectors<Ops>(value, operand.template vector<Ops>(column));
     }
   };
+  using Row = RowWith<typename LogitOperand<T>::Row>;
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {operand.at_row(row)}; }
+  template <class Use>
+  void visit_operands(const Use& use) const {
+    use(operand);
+  }
 };
 
 struct Plus {
@@ -465,23 +494,25 @@ KOKKOS_FORCEINLINE_FUNCTION void apply_stage(const RowStage& stage, Acc& value, 
   if constexpr (requires { stage.apply(value, kept, column); }) {
     stage.apply(value, kept, column);
   } else if constexpr (requires { stage.keeps(column); }) {
-    kept = kept && stage.keeps(column);
+    // Looked up in any case: loads would wait for a branch, and for one another.
+    const bool keeps = stage.keeps(column);
+    kept = kept && keeps;
   } else {
     value = stage(value, column);
   }
 }
 
-/// Whether the operands of a stage lie so that they can be read in vectors.
+/// Whether the operands of a stage lie so that they can be read in vectors, the first of them at a column.
 template <int width, class RowStage>
-KOKKOS_FORCEINLINE_FUNCTION bool stage_takes_neighbours(const RowStage& stage) {
-  if constexpr (requires { stage.template takes_neighbours<width>(); }) {
-    return stage.template takes_neighbours<width>();
+KOKKOS_FORCEINLINE_FUNCTION bool stage_takes_neighbours(const RowStage& stage, index_type first = 0) {
+  if constexpr (requires { stage.template takes_neighbours<width>(first); }) {
+    return stage.template takes_neighbours<width>(first);
   } else {
     return true;
   }
 }
 
-/// The same as apply_stage for neighbouring columns, the first a multiple of their number, where
+/// The same as apply_stage for neighbouring columns, a multiple of their number behind one from which on
 /// stage_takes_neighbours.
 template <int width, class RowStage, class Acc>
 KOKKOS_FORCEINLINE_FUNCTION void apply_stage_to_neighbours(const RowStage& stage, Acc (&value)[width],
@@ -493,22 +524,45 @@ KOKKOS_FORCEINLINE_FUNCTION void apply_stage_to_neighbours(const RowStage& stage
   }
 }
 
+/// Operands of a bound stage that have a value for each logit.
+template <class Bound>
+inline constexpr int operands_of = [] {
+  if constexpr (requires { Bound::operands; }) {
+    return Bound::operands;
+  } else {
+    return 0;
+  }
+}();
+
+/// A row's object with what `map` makes of each of its operands with a value for each logit: one that gives
+/// the same values from another place.
+template <class RowStage, class Map>
+KOKKOS_FORCEINLINE_FUNCTION auto map_operands(const RowStage& stage, const Map& map) {
+  if constexpr (requires { stage.map_operands(map); }) {
+    return stage.map_operands(map);
+  } else {
+    return stage;
+  }
+}
+
 template <class A, class B>
 struct BoundChain {
+  static constexpr int operands = operands_of<A> + operands_of<B>;
   A a;
   B b;
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return rows_are_alike(a) && rows_are_alike(b); }
-  struct Row {
-    typename A::Row a;
-    typename B::Row b;
+  template <class RowA, class RowB>
+  struct RowWith {
+    RowA a;
+    RowB b;
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
       apply_stage(a, value, kept, column);
       apply_stage(b, value, kept, column);
     }
     template <int width>
-    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
-      return stage_takes_neighbours<width>(a) && stage_takes_neighbours<width>(b);
+    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours(index_type first) const {
+      return stage_takes_neighbours<width>(a, first) && stage_takes_neighbours<width>(b, first);
     }
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
@@ -516,15 +570,36 @@ struct BoundChain {
       apply_stage_to_neighbours<width>(a, value, kept, first);
       apply_stage_to_neighbours<width>(b, value, kept, first);
     }
+    template <class Map>
+    KOKKOS_FORCEINLINE_FUNCTION auto map_operands(const Map& map) const {
+      const auto mapped_a = impl::map_operands(a, map);
+      const auto mapped_b = impl::map_operands(b, map);
+      return RowWith<std::remove_const_t<decltype(mapped_a)>, std::remove_const_t<decltype(mapped_b)>>{
+          mapped_a, mapped_b};
+    }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept, index_type column) const
-        requires(goes_on_vectors<typename A::Row, Ops>&& goes_on_vectors<typename B::Row, Ops>) {
+        requires(goes_on_vectors<RowA, Ops>&& goes_on_vectors<RowB, Ops>) {
       a.template on_vector<Ops>(value, kept, column);
       b.template on_vector<Ops>(value, kept, column);
     }
   };
+  using Row = RowWith<typename A::Row, typename B::Row>;
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {a.at_row(row), b.at_row(row)}; }
+  template <class Use>
+  void visit_operands(const Use& use) const {
+    if constexpr (operands_of<A> != 0) a.visit_operands(use);
+    if constexpr (operands_of<B> != 0) b.visit_operands(use);
+  }
 };
+
+/// Whether a bound stage does nothing but drop logits.
+template <class Bound>
+inline constexpr bool only_drops = requires(const typename Bound::Row& row) {
+  row.keeps(index_type(0));
+};
+template <class A, class B>
+inline constexpr bool only_drops<BoundChain<A, B>> = only_drops<A>&& only_drops<B>;
 
 /// A logit as the softmax sees it. Masking is sticky: what a mask drops, and an input of -inf, stays -inf
 /// whatever else is in the chain. (The choice at the end also keeps the compiler from fusing the chain's last

@@ -182,6 +182,160 @@ TEST_F(CudaSlicedRows, DoubleRowsGiveTheSameBitsAnywhere) {
   check_same_bits<double>({5, 511, 513, 2049, 4097, 8193, 12289, 50257, 393215, 1572865});
 }
 
+// How the values of an operand lie: those of a row side by side or not, one row or one column for all.
+constexpr int operand_layouts = 5;
+template <class T>
+ks::impl::LogitOperand<T> operand_of(const T* data, int layout, std::int64_t rows, std::int64_t columns) {
+  constexpr std::int64_t column_strides[] = {1, 1, 1, 2, 0};
+  const std::int64_t row_strides[] = {columns, columns + 3, 0, 2 * columns, 1};
+  ks::impl::LogitOperand<T> operand;
+  operand.data = data + layout % 3;
+  operand.column_stride = column_strides[layout];
+  operand.row_offset.append(rows, row_strides[layout]);
+  return operand;
+}
+
+// What a transform makes of logits, in the accumulator's type.
+template <class T, class To, class Transform>
+struct TransformAll {
+  const T* x;
+  To* to;
+  std::int64_t columns;
+  Transform transform;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const auto row = transform.at_row(i / columns);
+    to[i] = To(ks::impl::transformed<float>(row, static_cast<float>(x[i]), i % columns));
+  }
+};
+
+// More than a unit in the last place of 16 bits.
+template <class T>
+struct CountFarApart {
+  const T* a;
+  const float* b;
+  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& differences) const {
+    const float difference = Kokkos::abs(static_cast<float>(a[i]) - b[i]);
+    differences +=
+        static_cast<float>(a[i]) != b[i] && !(difference <= 0x1p-7f * Kokkos::abs(b[i]) + 0x1p-125f);
+  }
+};
+
+struct DropSome {
+  bool* mask;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const { mask[i] = i * 2654435761u % 64 > 20; }
+};
+
+// Whether the kernel takes the rows.
+template <class Kernel, class T, class Transform>
+bool run_kernel(Operation operation, const Exec& exec, const T* x, T* y, std::int64_t rows,
+                std::int64_t columns, const Transform& transform) {
+  using ks::impl::block_of;
+  ks::impl::LogitShape shape;
+  shape.rank = 2;
+  shape.axis = 1;
+  shape.extent[0] = shape.rows = rows;
+  shape.extent[1] = shape.columns = columns;
+  const auto out = block_of(Rows<T>(y, rows, operation == Operation::logsumexp ? 1 : columns));
+  const auto geometry = ks::impl::RowGeometry::of(shape, block_of(Rows<const T>(x, rows, columns)), out);
+  const ks::impl::RowsProblem<T, T, Transform> problem{
+      x, y, static_cast<ks::impl::Operation>(operation), false, geometry, transform};
+  if (!Kernel::refuse(exec, problem).empty()) return false;
+  Kernel::run(exec, problem);
+  return true;
+}
+
+// A transform with operands gives the bits of its results as logits, through each kernel, wherever x and the
+// operands lie. `make(layout, rows)` gives a transform.
+template <class T, class Expected, class Make>
+void check_operands(std::int64_t columns, const Make& make) {
+  using ks::impl::BoundIdentity, ks::impl::GridPipelinedRows, ks::impl::SplitRows;
+  const Exec exec;
+  // So many that slots of the ring are used again.
+  const std::int64_t rows = std::clamp<std::int64_t>((1 << 23) / columns, 1, 400), count = rows * columns;
+  const std::int64_t few = std::min<std::int64_t>(rows, 3);
+  const Memory<T> x("x", count + 8), y("y", count + 8), split("by split_rows", few * columns);
+  const Memory<Expected> logits("logits", count), expected("expected", count);
+  for (int layout = 0; layout < operand_layouts; ++layout) {
+    const auto transform = make(layout, rows);
+    using Transform = std::remove_const_t<decltype(transform)>;
+    for (const std::int64_t offset : {0, 1}) {
+      const T* const from = x.data() + offset;
+      fill(exec, x.data() + offset, rows, columns);
+      Kokkos::parallel_for("transform",
+                           Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, count),
+                           TransformAll<T, Expected, Transform>{from, logits.data(), columns, transform});
+      for (const auto operation : operations) {
+        const std::int64_t width = operation == Operation::logsumexp ? 1 : columns;
+        EXPECT_TRUE((run_kernel<GridPipelinedRows>(operation, exec, logits.data(), expected.data(), rows,
+                                                   columns, BoundIdentity{})));
+        EXPECT_TRUE(
+            (run_kernel<GridPipelinedRows>(operation, exec, from, y.data() + 1, rows, columns, transform)));
+        std::int64_t different = 0, differently_split = 0;
+        if constexpr (std::is_same_v<T, Expected>) {
+          different = different_bytes(exec, y.data() + 1, expected.data(), rows * width);
+        } else {
+          Kokkos::parallel_reduce(
+              "compare", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, rows * width),
+              CountFarApart<T>{y.data() + 1, expected.data()}, different);
+        }
+        if (run_kernel<SplitRows>(operation, exec, from, split.data(), few, columns, transform))
+          differently_split = different_bytes(exec, split.data(), y.data() + 1, few * width);
+        EXPECT_TRUE(different == 0 && differently_split == 0)
+            << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << columns
+            << " columns, layout " << layout << ", offset " << offset << ": " << different << ' '
+            << differently_split;
+      }
+    }
+  }
+}
+
+template <class T>
+struct Operands {
+  std::int64_t columns;
+  Memory<bool> mask;
+  Memory<T> bias;
+  explicit Operands(std::int64_t columns_)
+      : columns(columns_), mask("mask", (std::int64_t(1) << 24) + 4 * columns), bias("bias", mask.extent(0)) {
+    const Exec exec;
+    const auto count = static_cast<std::int64_t>(mask.extent(0));
+    fill(exec, bias.data(), 1, count, 77);
+    Kokkos::parallel_for("drop some",
+                         Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, count),
+                         DropSome{mask.data()});
+    exec.fence();
+  }
+  ks::impl::BoundMask<bool> bound_mask(int layout, std::int64_t rows) const {
+    return {operand_of(mask.data(), layout, rows, columns)};
+  }
+  ks::impl::BoundBias<T> bound_bias(int layout, std::int64_t rows) const {
+    return {operand_of(bias.data(), layout, rows, columns)};
+  }
+};
+
+TEST_F(CudaSlicedRows, FloatRowsWithMaskAndBias) {
+  for (const std::int64_t columns : {1000, 16384, 16387, 32769, 50257, 131072, 2200003}) {
+    const Operands<float> operands(columns);
+    check_operands<float, float>(columns, [&](int layout, std::int64_t rows) {
+      return ks::impl::BoundChain<ks::impl::BoundMask<bool>, ks::impl::BoundBias<float>>{
+          operands.bound_mask(layout, rows), operands.bound_bias((2 * layout + 2) % operand_layouts, rows)};
+    });
+  }
+}
+TEST_F(CudaSlicedRows, Bfloat16RowsWithMask) {
+  for (const std::int64_t columns : {1001, 16384, 32771, 50257, 65536, 4400003}) {
+    const Operands<bhalf_t> operands(columns);
+    check_operands<bhalf_t, bhalf_t>(
+        columns, [&](int layout, std::int64_t rows) { return operands.bound_mask(layout, rows); });
+  }
+}
+TEST_F(CudaSlicedRows, Bfloat16RowsWithBias) {
+  for (const std::int64_t columns : {1001, 16384, 32771, 50257, 65536, 4400003}) {
+    const Operands<bhalf_t> operands(columns);
+    check_operands<bhalf_t, float>(
+        columns, [&](int layout, std::int64_t rows) { return operands.bound_bias(layout, rows); });
+  }
+}
+
 // x of a few rows against the reference; y has as many elements.
 void expect_right(Operation operation, std::int64_t rows, std::int64_t columns,
                   const std::vector<double>& logits, const char* kernel) {
@@ -395,17 +549,35 @@ void run_at_the_end_of_memory() {
   const Exec exec;
   for (const std::int64_t columns : {2, 3, 8191, 20001, 100003}) {
     for (const std::int64_t rows : {1, 3}) {
-      T *x = nullptr, *y = nullptr;
+      T *x = nullptr, *y = nullptr, *bias = nullptr;
+      bool* mask = nullptr;
       EXPECT_CUDA(cudaMalloc(&x, rows * columns * sizeof(T)));
       EXPECT_CUDA(cudaMalloc(&y, rows * columns * sizeof(T)));
+      EXPECT_CUDA(cudaMalloc(&bias, rows * columns * sizeof(T)));
+      EXPECT_CUDA(cudaMalloc(&mask, rows * columns));
       fill(exec, x, rows, columns);
+      fill(exec, bias, rows, columns);
+      EXPECT_CUDA(cudaMemset(mask, 1, rows * columns));
+      const ks::impl::BoundMask<bool> dropped{operand_of(mask, 0, rows, columns)};
+      const ks::impl::BoundBias<T> added{operand_of(bias, 0, rows, columns)};
       for (const char* kernel : kernels) {
         const ks::ScopedImplementation forced(kernel);
         for (const auto operation : operations) run(operation, exec, x, y, rows, columns);
       }
+      for (const auto operation : operations) {
+        if constexpr (sizeof(T) == 4) {
+          const ks::impl::BoundChain<ks::impl::BoundMask<bool>, ks::impl::BoundBias<T>> both{dropped, added};
+          run_kernel<ks::impl::GridPipelinedRows>(operation, exec, x, y, rows, columns, both);
+        } else {
+          run_kernel<ks::impl::GridPipelinedRows>(operation, exec, x, y, rows, columns, dropped);
+          run_kernel<ks::impl::GridPipelinedRows>(operation, exec, x, y, rows, columns, added);
+        }
+      }
       exec.fence();
       EXPECT_CUDA(cudaFree(x));
       EXPECT_CUDA(cudaFree(y));
+      EXPECT_CUDA(cudaFree(bias));
+      EXPECT_CUDA(cudaFree(mask));
     }
   }
 }

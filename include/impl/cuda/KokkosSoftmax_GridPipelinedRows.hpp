@@ -15,6 +15,10 @@
 /// the copies of others. A row of so few slices that a block holds two such rows has a ticket of its own, and
 /// its slices never leave the block: the way through L2 for each would take longer than its copy.
 ///
+/// Operands of a transform whose columns lie side by side are copied along, to slots of their own behind the
+/// others. A float's transformed logit goes back to its slot, and so does what a mask leaves of 16 bits:
+/// these need their operands until a slice is reduced, others until it is finished.
+///
 /// What was measured, as fractions of a copy of 1 GiB on one H200. Float: warps that do all of it in turn
 /// 0.8, since they wait for copies while results are there, or for results while copies are; slices that wait
 /// for their row in registers 0.2 to 0.5, since then publishing waits for finishing; finishers that store to
@@ -24,7 +28,9 @@
 /// columns of float 0.69 before a block had rows for itself, 0.96 since. Bfloat16: publishers who also join
 /// and announce, one of them for each slice in turn, for which all others wait at the next, 0.87 with the
 /// loop over a slice unrolled to its end (instructions are waited for), 0.80 not unrolled (each load is);
-/// with an announcer, and 16 KB at once, 0.97.
+/// with an announcer, and 16 KB at once, 0.97. Operands that are read where they are, of a copy of all bytes:
+/// a mask 0.39 in float and 0.19 in bfloat16, a bias 0.83 and 0.45; copied along 0.96 and 0.90, 0.97 and
+/// 0.73.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies: whatever slice was handed out gets published.
 /// A row lacks slices that nobody took only while no slot is free, and tickets are handed out in order, so of
@@ -40,6 +46,13 @@
 #include <string_view>
 
 namespace KokkosSoftmax::impl {
+
+/// Operands of a transform that lie in the ring beside their slice, at most; with more of them they are read
+/// where they are.
+inline constexpr int most_staged_operands = 2;
+template <class Problem>
+inline constexpr bool stages_operands = operands_of<typename Problem::Transform> > 0 &&
+                                        operands_of<typename Problem::Transform> <= most_staged_operands;
 
 struct GridPipelinedShape {
   static constexpr int most_slots = 12;
@@ -74,8 +87,19 @@ struct GridPipelinedShape {
   /// Where rows are read twice: slices that are published before the first of a row is finished (0
   /// otherwise), and slices at the end of a row that are to stay in L2 until then.
   index_type finish_lag, slices_kept;
-  index_type last_x_offset;  ///< see RowGeometry
+  const void* x_end;  ///< behind the last row in memory
+  /// Where a transform's operands have columns side by side: slots that they are copied to, behind the
+  /// others, and where in such a slot each is. They are free sooner.
+  int operand_slots;
+  int operand_slot_bytes;
+  struct StagedOperand {
+    const void* end;  ///< behind it in memory
+    int at;
+  } operand[most_staged_operands];
 
+  KOKKOS_FORCEINLINE_FUNCTION int bytes_of_slots() const {
+    return slots * slot_bytes + operand_slots * operand_slot_bytes;
+  }
   /// Whether no block has to hear of another's slices.
   KOKKOS_FORCEINLINE_FUNCTION bool whole_rows() const { return tickets_a_row == 1; }
   /// Tickets of a launch.
@@ -113,6 +137,7 @@ struct SliceInSlot {
   index_type first_column;
   int columns;
   int shift;  ///< bytes of the slot before the slice
+  int operand_slot;
   SliceUse use;
   index_type index;  ///< of the slice in its row
   bool last_of_row;
@@ -126,6 +151,55 @@ struct SliceInSlot {
   __device__ int bytes_before_outputs() const {
     const auto in_line = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % GridPipelinedShape::line);
     return (in_line - shift) % GridPipelinedShape::copy_alignment == 0 ? shift : in_line;
+  }
+};
+
+/// Bytes before an address in its line.
+__device__ inline int place_in_line(const void* address) {
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(address) % GridPipelinedShape::line);
+}
+
+/// What lies between two addresses, from the boundary of 16 bytes before it to the one after it, to the same
+/// place of a line: copies whose lines lie across two are slower. What follows `readable_end` may not be
+/// memory of anyone: there the copy ends at the boundary before, and ordinary loads bring the rest.
+template <class T>
+struct BulkCopy {
+  static constexpr std::uintptr_t alignment = GridPipelinedShape::copy_alignment;
+  const T *first, *last;
+  std::uintptr_t begin, end;
+  char* to;
+
+  __device__ BulkCopy(const T* first_, const T* last_, const void* readable_end, char* slot)
+      : first(first_), last(last_) {
+    begin = reinterpret_cast<std::uintptr_t>(first) / alignment * alignment;
+    end = (reinterpret_cast<std::uintptr_t>(last) + alignment - 1) / alignment * alignment;
+    if (end > reinterpret_cast<std::uintptr_t>(readable_end))
+      end = reinterpret_cast<std::uintptr_t>(last) / alignment * alignment;
+    to = slot + place_in_line(reinterpret_cast<const void*>(begin));
+  }
+  /// Bytes of the slot before what was asked for.
+  __device__ int shift() const { return place_in_line(first); }
+  __device__ std::uint32_t bytes() const { return end > begin ? static_cast<std::uint32_t>(end - begin) : 0; }
+  template <class... Policy>
+  __device__ void start(Mbarrier* barrier, Policy... policy) const {
+    if (bytes() > 0) cp_async_bulk(to, reinterpret_cast<const void*>(begin), bytes(), barrier, policy...);
+  }
+  /// Before the barrier of the copy is arrived at.
+  __device__ void load_rest() const {
+    const auto behind = reinterpret_cast<const T*>(end);
+    for (const T* p = behind < first ? first : behind; p < last; ++p)
+      *reinterpret_cast<T*>(to + (reinterpret_cast<std::uintptr_t>(p) - begin)) = *p;
+  }
+};
+
+/// A row's operand in the ring, as LogitOperand::Row has it in memory.
+template <class T>
+struct StagedColumns {
+  const T* data;
+  __device__ const T& operator()(index_type column) const { return data[column]; }
+  template <int width>
+  __device__ bool has_neighbours(index_type first) const {
+    return reinterpret_cast<std::uintptr_t>(data + first) % bytes_of_neighbours<width, T> == 0;
   }
 };
 
@@ -190,12 +264,17 @@ struct SliceWriter {
     const auto scaled_by_share = [&](int column, Acc held) {
       return held * row.factor_of_share(of_share[Part::share_of(column)].max);
     };
-    write([&](int, int j, Acc held) { return held * factor[j]; }, scaled_by_share,
-          [&](int column) {
-            const Acc of_unit = row.factor_of_share(of_share[Part::share_of(column)].max);
-            return [of_unit](int, Acc held) { return held * of_unit; };
-          },
-          release);
+    write(
+        [&](int, Acc(&value)[width]) {
+#pragma unroll
+          for (int j = 0; j < width; ++j) value[j] *= factor[j];
+        },
+        scaled_by_share,
+        [&](int column) {
+          const Acc of_unit = row.factor_of_share(of_share[Part::share_of(column)].max);
+          return [of_unit](int, Acc held) { return held * of_unit; };
+        },
+        release);
   }
 
   template <class TransformRow, class Release>
@@ -205,8 +284,25 @@ struct SliceWriter {
       const auto output = [&](int column, Acc held) {
         return output_of(transformed<Acc>(transform, held, first_column + column));
       };
-      write([&](int column, int, Acc held) { return output(column, held); }, output,
-            [&](int) { return output; }, release);
+      const auto write_with = [&](const auto& transform_vector) {
+        write(
+            [&](int column, Acc(&value)[width]) {
+              transform_vector(value, first_column + column);
+#pragma unroll
+              for (int j = 0; j < width; ++j) value[j] = output_of(value[j]);
+            },
+            output, [&](int) { return output; }, release);
+      };
+      if (stage_takes_neighbours<width>(transform, first_column + head())) {
+        write_with([&](Acc(&value)[width], index_type first) {
+          transform_neighbours<width>(transform, value, first);
+        });
+      } else {
+        write_with([&](Acc(&value)[width], index_type first) {
+#pragma unroll
+          for (int j = 0; j < width; ++j) value[j] = transformed<Acc>(transform, value[j], first + j);
+        });
+      }
     });
   }
 
@@ -273,7 +369,8 @@ struct SliceWriter {
     const auto out_of = [&](int at, const InVector& held) {
       Acc value[width];
 #pragma unroll
-      for (int j = 0; j < width; ++j) value[j] = vector_output(first + at * width + j, j, held.element(j));
+      for (int j = 0; j < width; ++j) value[j] = held.element(j);
+      vector_output(first + at * width, value);
       const OutVector out = rounded<OutVector>(value);
       if constexpr (through_slot) {
         to[at] = out;
@@ -281,7 +378,7 @@ struct SliceWriter {
         store_streaming(to + at, out);
       }
     };
-    constexpr int at_once = 4;
+    constexpr int at_once = Part::unit == 2 && Part::has_transform ? 2 : 4;
     int at = thread();
 #pragma unroll 1
     for (; at + (at_once - 1) * threads < vectors; at += at_once * threads) {
@@ -380,11 +477,12 @@ struct GridPipelinedSlot {
   using Acc = typename Problem::Acc;
 
   // Each has one phase a turn of the ring.
-  Mbarrier full;     ///< the slice has arrived
-  Mbarrier reduced;  ///< the publishers are done with it
-  Mbarrier ready;    ///< the row's result is there, or none is needed
-  Mbarrier written;  ///< the finishers are done with it
-  Mbarrier empty;    ///< all are done with it
+  Mbarrier full;           ///< the slice has arrived
+  Mbarrier reduced;        ///< the publishers are done with it
+  Mbarrier ready;          ///< the row's result is there, or none is needed
+  Mbarrier written;        ///< the finishers are done with it
+  Mbarrier empty;          ///< all are done with it
+  Mbarrier operands_used;  ///< of the slot of operands with this number: nobody needs them any more
   SliceInSlot<Problem> slice;
   PartialSoftmax<Acc> of_warp[GridPipelinedShape::warps_of_group];
   SlicedRowResult<Problem> of_row;
@@ -409,10 +507,11 @@ struct GridPipelinedBlock {
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
   using Part = PartOfSlice<Problem>;
-  static constexpr bool has_transform = !std::is_same_v<typename Problem::Transform, BoundIdentity>;
-  /// The exponentials go back to the slot where they fit, or the transformed logits for log_softmax, so that
-  /// a transform and its operands are used once.
-  static constexpr bool writes_back = SlicedRowResult<Problem>::keeps_exponentials;
+  /// The exponentials go back to the slot where they fit.
+  static constexpr bool has_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
+  /// So do the transformed logits, so that a transform and its operands are used once.
+  static constexpr bool has_logits = Part::has_transform && (has_exponentials || Part::packed);
+  static constexpr bool writes_back = has_exponentials || has_logits;
   static constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
 
   const Problem& problem;
@@ -426,6 +525,9 @@ struct GridPipelinedBlock {
   __device__ bool writes_rows() const { return problem.operation != Operation::logsumexp; }
   __device__ std::uint32_t tag() const { return CudaWorkspace::tag_of(epoch); }
   __device__ char* slot(int s) const { return slots + s * shape.slot_bytes; }
+  __device__ char* operand_slot(int s) const {
+    return slots + shape.slots * shape.slot_bytes + s * shape.operand_slot_bytes;
+  }
   __device__ PartialWords<Acc>* words_of(index_type position) const {
     return workspace.partials<Acc>() + position * shape.slices;
   }
@@ -433,7 +535,7 @@ struct GridPipelinedBlock {
   /// One thread.
   __device__ void produce() const {
     const index_type tickets = shape.tickets(problem.geometry.rows);
-    RingCursor at{0, 1}, copied;
+    RingCursor at{0, 1}, operands{0, 1}, copied;
     int copies = 0;
     index_type ticket = 0, position = 0, slice = 0;
     index_type left = 0;  // slices of the ticket
@@ -469,7 +571,9 @@ struct GridPipelinedBlock {
         }
       }
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      fill(at.slot, position, slice, use);
+      if (shape.operand_slots > 0) mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
+      fill(at.slot, operands.slot, position, slice, use);
+      if (shape.operand_slots > 0) operands.advance(shape.operand_slots);
       ++slice;
       --left;
       ++copies;
@@ -491,7 +595,7 @@ struct GridPipelinedBlock {
     }
   }
 
-  __device__ void fill(int s, index_type position, index_type slice, SliceUse use) const {
+  __device__ void fill(int s, int operands, index_type position, index_type slice, SliceUse use) const {
     const RowGeometry& g = problem.geometry;
     const RowGeometry::Row where = g.row(position);
     SliceInSlot<Problem>& in = ring[s].slice;
@@ -506,33 +610,60 @@ struct GridPipelinedBlock {
     in.columns = static_cast<int>(columns);
     in.use = use;
     in.last_of_row = slice == shape.slices - 1;
-    // From the boundary of 16 bytes before the slice to the one after it, to the same place of a line: copies
-    // whose lines lie across two are slower. Both stay on the pages of the row, but what follows the last row
-    // may not be memory of anyone: there the copy ends at the boundary before, and ordinary loads bring the
-    // rest.
-    const auto begin = reinterpret_cast<std::uintptr_t>(x);
-    const auto end = reinterpret_cast<std::uintptr_t>(x + columns);
-    const std::uintptr_t copy_begin = begin / 16 * 16;
-    const auto bytes_behind = (shape.last_x_offset - where.x_offset) * static_cast<index_type>(sizeof(In));
-    const bool ends_memory = in.last_of_row && bytes_behind < 16;
-    const std::uintptr_t copy_end = ends_memory ? end / 16 * 16 : (end + 15) / 16 * 16;
-    in.shift = static_cast<int>(begin % GridPipelinedShape::line);
-    char* const to = slot(s) + copy_begin % GridPipelinedShape::line;
-    if (copy_end < end) {
-      for (const In* p = reinterpret_cast<const In*>(max(copy_end, begin)); p < x + columns; ++p)
-        *reinterpret_cast<In*>(to + (reinterpret_cast<std::uintptr_t>(p) - copy_begin)) = *p;
-    }
-    const auto bytes = static_cast<std::uint32_t>(copy_end > copy_begin ? copy_end - copy_begin : 0);
+    in.operand_slot = operands;
+    const BulkCopy<In> slice_copy(x, x + columns, shape.x_end, slot(s));
+    in.shift = slice_copy.shift();
+    std::uint32_t bytes = slice_copy.bytes();
+    slice_copy.load_rest();
+    with_copies_of_operands(in, [&](const auto& copy) {
+      bytes += copy.bytes();
+      copy.load_rest();
+    });
     mbarrier_arrive_expect_tx(&ring[s].full, bytes);
-    if (bytes == 0) return;
-    const auto* const from = reinterpret_cast<const void*>(copy_begin);
     if (!shape.rereads) {
-      cp_async_bulk(to, from, bytes, &ring[s].full);
+      slice_copy.start(&ring[s].full);
     } else {
       const bool keeps = use == SliceUse::publish && slice >= shape.slices - shape.slices_kept;
-      cp_async_bulk(to, from, bytes, &ring[s].full,
-                    keeps ? createpolicy_evict_last() : createpolicy_evict_first());
+      slice_copy.start(&ring[s].full, keeps ? createpolicy_evict_last() : createpolicy_evict_first());
     }
+    with_copies_of_operands(in, [&](const auto& copy) { copy.start(&ring[s].full); });
+  }
+
+  /// Calls use(copy) for the copy of each operand that is staged for a slice.
+  template <class Use>
+  __device__ void with_copies_of_operands(const SliceInSlot<Problem>& in, const Use& use) const {
+    if constexpr (stages_operands<Problem>) {
+      if (shape.operand_slots == 0) return;
+      int i = 0;
+      map_operands(problem.transform.at_row(in.row), [&](const auto& operand) {
+        const auto* const first = operand.data + in.first_column;
+        use(BulkCopy(first, first + in.columns, shape.operand[i].end,
+                     operand_slot(in.operand_slot) + shape.operand[i].at));
+        ++i;
+        return operand;
+      });
+    }
+  }
+
+  /// Calls use(transform of the slice's row), which has its operands where they are staged.
+  template <class Use>
+  __device__ void with_transform(const SliceInSlot<Problem>& in, const Use& use) const {
+    const auto transform = problem.transform.at_row(in.row);
+    if constexpr (stages_operands<Problem>) {
+      if (shape.operand_slots > 0) {
+        int i = 0;
+        use(map_operands(transform, [&]<class Operand>(const Operand& operand) {
+          using T = std::remove_const_t<std::remove_pointer_t<decltype(operand.data)>>;
+          const T* const first = operand.data + in.first_column;
+          const char* const staged =
+              operand_slot(in.operand_slot) + shape.operand[i].at + place_in_line(first);
+          ++i;
+          return StagedColumns<T>{reinterpret_cast<const T*>(staged) - in.first_column};
+        }));
+        return;
+      }
+    }
+    use(transform);
   }
 
   /// One warp.
@@ -622,35 +753,45 @@ struct GridPipelinedBlock {
 
   /// The (max, sum) of a warp's share. Two loops over the slot, not unrolled to its end: instructions that
   /// are not at hand are waited for.
-  template <bool odd>
-  __device__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice, int warp) const {
+  template <bool single, class TransformRow>
+  __device__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice, int warp,
+                                                const TransformRow& transform) const {
     const int columns = in.columns;
     const int first = Part::first_column(warp, lane);
     const int left = columns - first;
     In* const from = slice + first;
     const auto write = [&](int begin, const auto& value_of) {
-      if constexpr (writes_back) {
 #pragma unroll
-        for (int i = 0; i < Part::count; ++i) {
-          const int column = begin + i * Part::stride;
+      for (int i = 0; i < Part::steps; ++i) {
+        const int column = begin + i * Part::stride;
+        if constexpr (!Part::packed) {
           if (column < left) from[column] = value_of(i);
+        } else if (!single && column + 1 < left) {
+          *reinterpret_cast<unsigned*>(from + column) = value_of(i);
+        } else {
+          // (A half or bfloat16 would be taken apart into its bytes.)
+          auto* const to = reinterpret_cast<unsigned short*>(from + column);
+          if (column < left) to[0] = static_cast<unsigned short>(value_of(i));
+          if (column + 1 < left) to[1] = static_cast<unsigned short>(value_of(i) >> 16);
         }
       }
     };
     // use(part, first column) for the parts of the slice, some at once: one alone would be waited for.
-    const auto in_parts = [&](const auto& transform, const auto& use) {
+    const auto in_parts = [&](const auto& transform_row, const auto& use) {
       const auto some = [&](int begin, auto count, auto whole) {
         Part part[decltype(count)::value];
 #pragma unroll
         for (int i = 0; i < decltype(count)::value; ++i) {
           const int begin_of_part = begin + i * Part::columns;
-          part[i].template load<odd, decltype(whole)::value, true>(
-              from + begin_of_part, left - begin_of_part, transform, in.first_column + first + begin_of_part);
+          part[i].template load<single, decltype(whole)::value, true>(
+              from + begin_of_part, left - begin_of_part, transform_row,
+              in.first_column + first + begin_of_part);
         }
 #pragma unroll
         for (int i = 0; i < decltype(count)::value; ++i) use(part[i], begin + i * Part::columns);
       };
-      constexpr int at_once = sizeof(Acc) == 8 || (Part::unit == 2 && !Part::packed) ? 2 : 4;
+      constexpr bool is_identity = std::is_same_v<decltype(transform_row), const BoundIdentity::Row&>;
+      constexpr int at_once = sizeof(Acc) == 8 || (Part::unit == 2 && !(Part::packed && is_identity)) ? 2 : 4;
       int begin = 0;
 #pragma unroll 1
       for (; begin + at_once * Part::columns <= columns; begin += at_once * Part::columns)
@@ -660,22 +801,24 @@ struct GridPipelinedBlock {
         some(begin, std::integral_constant<int, 2>{}, std::false_type{});
       if (begin < columns) some(begin, std::integral_constant<int, 1>{}, std::false_type{});
     };
-    const auto transform = problem.transform.at_row(in.row);
     auto maximum = Part::Maximum::none();
     in_parts(transform, [&](const Part& part, int begin) {
       maximum.join(part);
-      if constexpr (has_transform) write(begin, [&](int i) { return part.value(i); });
+      if constexpr (has_logits) write(begin, [&](int i) { return part.held[i]; });
     });
     const Acc max = maximum.of_warp();
     const auto exponential = Part::exponential_below(max);
-    const bool keeps_exponentials = in.use == SliceUse::hold && problem.operation == Operation::softmax;
+    [[maybe_unused]] const bool keeps_exponentials =
+        in.use == SliceUse::hold && problem.operation == Operation::softmax;
     auto sum = ShareSum<Acc>::none();
     const auto add = [&](const Part& part, int begin) {
       Acc e[Part::count];
       part.add_to(sum, exponential, [&](int i, Acc value) { e[i] = value; });
-      if (keeps_exponentials) write(begin, [&](int i) { return e[i]; });
+      if constexpr (has_exponentials) {
+        if (keeps_exponentials) write(begin, [&](int i) { return e[i]; });
+      }
     };
-    if constexpr (writes_back) {
+    if constexpr (has_logits) {
       in_parts(BoundIdentity::Row{}, add);
     } else {
       in_parts(transform, add);
@@ -687,11 +830,25 @@ struct GridPipelinedBlock {
   __device__ void publish_slice(const RingCursor& at, int warp) const {
     const SliceInSlot<Problem>& in = ring[at.slot].slice;
     In* const slice = reinterpret_cast<In*>(slot(at.slot) + in.shift);
-    const PartialSoftmax<Acc> found =
-        Part::is_odd(slice) ? reduce_in_slot<true>(in, slice, warp) : reduce_in_slot<false>(in, slice, warp);
-    if (lane == 0) ring[at.slot].of_warp[warp] = found;
+    with_transform(in, [&](const auto& transform) {
+      const PartialSoftmax<Acc> found = Part::takes_units(slice, transform, in.first_column)
+                                            ? reduce_in_slot<false>(in, slice, warp, transform)
+                                            : reduce_in_slot<true>(in, slice, warp, transform);
+      if (lane == 0) ring[at.slot].of_warp[warp] = found;
+    });
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
+    if (!finishes_from_inputs(in.use)) release_operands(in);
+  }
+
+  /// Whether the finishers need a slice's operands.
+  __device__ static bool finishes_from_inputs(SliceUse use) {
+    return use == SliceUse::finish || (use == SliceUse::hold && !writes_back);
+  }
+  __device__ void release_operands(const SliceInSlot<Problem>& in) const {
+    if constexpr (stages_operands<Problem>) {
+      if (lane == 0) mbarrier_arrive(&ring[in.operand_slot].operands_used);
+    }
   }
 
   /// One warp: joins what the publishers found, and tells the other blocks. (They themselves would be late
@@ -743,7 +900,7 @@ struct GridPipelinedBlock {
     if constexpr (writes_back) {
       if (in.use == SliceUse::hold) {
         mbarrier_wait_parity(&held.reduced, at.parity);
-        if (problem.operation == Operation::softmax) {
+        if (has_exponentials && problem.operation == Operation::softmax) {
           writer.scale_exponentials(held.of_warp, done);
         } else {
           writer.from_logits(done);
@@ -751,7 +908,15 @@ struct GridPipelinedBlock {
         return;
       }
     }
-    writer.from_inputs(problem.transform.at_row(in.row), done);
+    with_transform(in, [&](const auto& transform) {
+      writer.from_inputs(transform, [&] {
+        if constexpr (stages_operands<Problem>) {
+          __syncwarp();
+          release_operands(in);
+        }
+        done();
+      });
+    });
   }
 
   /// One thread. A slot is free when its copy has been read, which is waited for as late as possible.
@@ -795,7 +960,7 @@ struct GridPipelinedBlock {
 
 /// Groups of publishers. Those of 16 bits, which come twice as many in the same time, are two.
 template <class Problem>
-inline constexpr int groups_of_publishers = PartOfSlice<Problem>::packed ? 2 : 1;
+inline constexpr int groups_of_publishers = PartOfSlice<Problem>::unit;
 
 template <class Problem>
 __global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishers<Problem>), 1)
@@ -806,7 +971,7 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishe
   __shared__ std::uint32_t shared_epoch;
   constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
   auto* const ring =
-      reinterpret_cast<GridPipelinedSlot<Problem>*>(grid_pipelined_slots + shape.slots * shape.slot_bytes);
+      reinterpret_cast<GridPipelinedSlot<Problem>*>(grid_pipelined_slots + shape.bytes_of_slots());
   const bool finishes = problem.operation != Operation::logsumexp;
   if (threadIdx.x == 0) {
     for (int i = 0; i < shape.slots; ++i) {
@@ -814,6 +979,7 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishe
       mbarrier_init(&ring[i].reduced, warps_of_group);
       mbarrier_init(&ring[i].ready, 1);
       mbarrier_init(&ring[i].written, warps_of_group);
+      mbarrier_init(&ring[i].operands_used, warps_of_group);
       // The publishers, who announces, the collector, and who stores.
       mbarrier_init(&ring[i].empty, warps_of_group + (shape.whole_rows() ? 0 : 1) + 1 + (finishes ? 1 : 0));
     }
@@ -881,8 +1047,9 @@ struct GridPipelinedRows {
     constexpr int known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     // The finishers publish, too, where there is nothing to finish.
     shape.parties = groups_of_publishers<Problem> + (problem.operation == Operation::logsumexp ? 1 : 0);
-    shape.slots = std::min(
-        {slots, device.shared_bytes / (shape.slot_bytes + known_bytes), GridPipelinedShape::most_slots});
+    const int slot_bytes = shape.slot_bytes + known_bytes;
+    shape.slots = std::min({slots, device.shared_bytes / slot_bytes, GridPipelinedShape::most_slots});
+    stage_operands(problem, shape, device.shared_bytes, slot_bytes);
     shape.most_copies =
         std::max(1, std::min(std::max(3, GridPipelinedShape::most_bytes_under_way / shape.slot_bytes),
                              shape.slots - shape.parties));
@@ -897,12 +1064,12 @@ struct GridPipelinedRows {
     // So that a block has one of these in its ring while another one comes.
     shape.tickets_a_row = !shape.rereads && plan.slices <= shape.slots / 2 ? 1 : plan.slices;
     shape.rows_a_ticket = 1.0 / static_cast<double>(shape.tickets_a_row);
-    shape.last_x_offset = problem.geometry.last_x_offset();
+    shape.x_end = problem.x + problem.geometry.last_x_offset() + problem.geometry.columns;
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(exec, kernel, device.multiprocessors,
-                           GridPipelinedShape::threads(groups_of_publishers<Problem>),
-                           static_cast<std::size_t>(shape.slots) * (shape.slot_bytes + known_bytes), problem,
-                           shape, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
+      launch_cooperatively(
+          exec, kernel, device.multiprocessors, GridPipelinedShape::threads(groups_of_publishers<Problem>),
+          static_cast<std::size_t>(shape.bytes_of_slots() + shape.slots * known_bytes), problem, shape,
+          CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
     });
   }
 
@@ -913,6 +1080,40 @@ struct GridPipelinedRows {
   }
 
  private:
+  /// Finds out whether the operands can be staged, and where: not where they leave so few slots that copies
+  /// would wait for them.
+  template <class Problem>
+  static void stage_operands(const Problem& problem, GridPipelinedShape& shape, int shared_bytes,
+                             int slot_bytes) {
+    if constexpr (stages_operands<Problem>) {
+      int count = 0, bytes = 0;
+      bool side_by_side = true;
+      problem.transform.visit_operands([&]<class T>(const LogitOperand<T>& operand) {
+        constexpr int line = GridPipelinedShape::line;
+        side_by_side = side_by_side && operand.column_stride == 1 && line % sizeof(T) == 0;
+        shape.operand[count++] = {operand.end(problem.geometry.columns), bytes};
+        bytes += (shape.slice_columns * static_cast<int>(sizeof(T)) + line - 1) / line * line + line;
+      });
+      if (!side_by_side) return;
+      shape.operand_slot_bytes = bytes;
+      if (problem.operation != Operation::logsumexp && !GridPipelinedBlock<Problem>::writes_back) {
+        // The finishers need them, too: they stay as long as their slices.
+        const int slots = std::min(shape.slots, shared_bytes / (slot_bytes + bytes));
+        if (slots > shape.parties) shape.operand_slots = shape.slots = slots;
+      } else {
+        // (One H200, fractions of a copy with two and three of these, float: a bias of 65536 columns 1.01 and
+        // 0.97, of 393216 0.99 and 0.91; a mask 0.89 and 0.96, 0.89 and 0.92.)
+        for (int n = 2 * bytes > slot_bytes ? 2 : 3; n > 0 && shape.operand_slots == 0; --n) {
+          const int slots = std::min(shape.slots, (shared_bytes - n * bytes) / slot_bytes);
+          if (slots > std::max(shape.parties, n)) {
+            shape.operand_slots = n;
+            shape.slots = slots;
+          }
+        }
+      }
+    }
+  }
+
   /// Whether each slice of x and y starts with a line of memory.
   template <class Problem>
   static bool begins_with_lines(const Problem& problem) {

@@ -42,11 +42,6 @@ using RegistersOf =
     std::conditional_t<is_packed<Problem>, PackedRow<typename Problem::In, vectors, irregular>,
                        RowRegisters<typename Problem::In, typename Problem::Out, vectors, irregular>>;
 
-/// The maximum of a row may be NaN or infinite: what is subtracted from its logits.
-template <class Acc>
-__device__ Acc finite_maximum(Acc max) {
-  return Kokkos::fmin(Kokkos::fmax(max, -largest_v<Acc>), largest_v<Acc>);
-}
 /// The sum of a row with this maximum: one that holds NaN or +inf has that.
 template <class Acc>
 __device__ Acc sum_or_special(Acc max, Acc sum) {

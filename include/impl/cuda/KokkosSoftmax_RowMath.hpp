@@ -89,6 +89,12 @@ __device__ inline double maximum_or_nan(double a, double b) {
   return a > b || a != a ? a : b;
 }
 
+/// The maximum of a row may be NaN or infinite: what is subtracted from its logits.
+template <class Acc>
+__device__ Acc finite_maximum(Acc max) {
+  return Kokkos::fmin(Kokkos::fmax(max, -largest_v<Acc>), largest_v<Acc>);
+}
+
 /// Floats as integers of the same order, those of NaN above all (as max.NaN makes them), and back.
 __device__ inline int in_integer_order(float value) {
   const int bits = bits_as<int>(value);
@@ -140,6 +146,10 @@ struct PackedPair {
   __device__ static float high(unsigned pair) {
     if constexpr (is_bfloat16) return bits_as<float>(pair & 0xffff0000u);
     return __high2float(bits_as<__half2>(pair));
+  }
+  /// A pair with -inf in place of what is not kept.
+  __device__ static unsigned kept(unsigned pair, bool low, bool high) {
+    return __byte_perm(pair, minus_infinities, (low ? 0x10 : 0x54) | (high ? 0x3200 : 0x7600));
   }
   /// Of two pairs; passes over NaN.
   __device__ static unsigned maximum(unsigned a, unsigned b) {

@@ -76,9 +76,11 @@ struct PartOfSlice {
   static constexpr int columns = ReductionPlan::part_bytes / static_cast<int>(sizeof(In));
   static constexpr int steps = columns / stride;
   static constexpr int count = steps * unit;
-  /// Pairs of 16 bits without a transform stay as they are until they are used: half the registers.
+  static constexpr bool has_transform = !std::is_same_v<typename Problem::Transform, BoundIdentity>;
+  /// Pairs of 16 bits that a transform leaves as they are, or drops, stay as they are until they are used:
+  /// half the registers.
   static constexpr bool packed =
-      unit == 2 && std::is_same_v<Acc, float> && std::is_same_v<typename Problem::Transform, BoundIdentity>;
+      unit == 2 && std::is_same_v<Acc, float> && (!has_transform || only_drops<typename Problem::Transform>);
   using Held = std::conditional_t<packed, unsigned, Acc>;
   using Exponential = std::conditional_t<packed, ExponentialOf16Bits<In>, ExponentialBelow<Acc>>;
 
@@ -97,43 +99,68 @@ struct PartOfSlice {
     }
   }
 
-  /// Whether the first column lies off a boundary of what a lane takes at once.
-  __device__ static bool is_odd(const In* from) {
-    return unit == 2 && reinterpret_cast<std::uintptr_t>(from) % 4 != 0;
+  /// Whether a lane's columns and their operands lie so that it can take them at once.
+  template <class TransformRow>
+  __device__ static bool takes_units(const In* from, const TransformRow& transform, index_type column) {
+    return unit == 1 || (reinterpret_cast<std::uintptr_t>(from) % 4 == 0 &&
+                         stage_takes_neighbours<unit>(transform, column));
   }
 
   /// Reads and transforms what begins at `from`, the lane's first column, and ends after `left` more; past
-  /// the end -inf. `whole`: there is no end. `in_slot`: behind the end lies what can be read, too.
-  template <bool odd, bool whole, bool in_slot, class TransformRow>
+  /// the end -inf. `single`: not where a lane takes_units. `whole`: there is no end. `in_slot`: behind the
+  /// end lies what can be read, too.
+  template <bool single, bool whole, bool in_slot, class TransformRow>
   __device__ void load(const In* from, int left, const TransformRow& transform, index_type column) {
+    constexpr bool is_identity = std::is_same_v<TransformRow, BoundIdentity::Row>;
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
       const In* const at = from + i * stride;
       [[maybe_unused]] const auto exists = [&](int j) { return whole || i * stride + j < left; };
+      // Of those past the end, which hold -inf and keep it, the last one's operands: no branch parts the
+      // loads.
+      [[maybe_unused]] const auto operand_column = [&](int j) {
+        return column + (whole ? i * stride + j : min(i * stride + j, left - 1));
+      };
       if constexpr (packed) {
         held[i] = PackedPair<In>::minus_infinities;
         if (in_slot || exists(1)) {
-          if (exists(0)) held[i] = load_pair<odd>(at, exists(1));
+          if (exists(0)) held[i] = load_pair<single>(at, exists(1));
         } else if (exists(0)) {
           held[i] = bits_of_16(at);
         }
         if (!exists(1)) held[i] = (held[i] & 0xffffu) | (PackedPair<In>::minus_infinities & 0xffff0000u);
+        if constexpr (!is_identity) {
+          Acc value[unit]{};
+          bool kept[unit] = {true, true};
+          if constexpr (whole && !single) {
+            apply_stage_to_neighbours<unit>(transform, value, kept, operand_column(0));
+          } else {
+#pragma unroll
+            for (int j = 0; j < unit; ++j) apply_stage(transform, value[j], kept[j], operand_column(j));
+          }
+          held[i] = PackedPair<In>::kept(held[i], kept[0], kept[1]);
+        }
       } else {
         In scalar[unit]{};
         if (unit == 2 && exists(1)) {
           if constexpr (unit == 2) {
-            const unsigned pair = load_pair<odd>(at, true);
+            const unsigned pair = load_pair<single>(at, true);
             memcpy(scalar, &pair, sizeof(scalar));
           }
         } else if (exists(0)) {
           scalar[0] = at[0];
         }
+        Acc value[unit];
 #pragma unroll
-        for (int j = 0; j < unit; ++j) {
-          held[i * unit + j] =
-              exists(j) ? transformed<Acc>(transform, load_as<Acc>(scalar[j]), column + i * stride + j)
-                        : -infinity_v<Acc>;
+        for (int j = 0; j < unit; ++j) value[j] = exists(j) ? load_as<Acc>(scalar[j]) : -infinity_v<Acc>;
+        if constexpr (unit > 1 && whole && !single) {
+          transform_neighbours<unit>(transform, value, operand_column(0));
+        } else {
+#pragma unroll
+          for (int j = 0; j < unit; ++j) value[j] = transformed<Acc>(transform, value[j], operand_column(j));
         }
+#pragma unroll
+        for (int j = 0; j < unit; ++j) held[i * unit + j] = value[j];
       }
     }
   }
@@ -213,7 +240,7 @@ struct PartOfSlice {
 
   /// The (max, sum) of a whole share.
   __device__ static PartialSoftmax<Acc> share(Acc max, const ShareSum<Acc>& sum) {
-    PartialSoftmax<Acc> result{finite(max), sum.exact()};
+    PartialSoftmax<Acc> result{finite_maximum(max), sum.exact()};
     const Exponential exponential = exponential_below(max);
     if constexpr (packed) {
       result.sum.scale(exponential.correction(base(max)));
@@ -224,16 +251,11 @@ struct PartOfSlice {
     return result;
   }
 
-  /// What takes the place of a maximum that is NaN or infinite.
-  __device__ static Acc finite(Acc max) {
-    return max != max ? -largest_v<Acc> : max > largest_v<Acc> ? largest_v<Acc> : max;
-  }
-
  private:
   /// Below no logit at all any number is as good, but not one whose product with log2(e) is infinite.
   __device__ static Acc base(Acc max) {
-    if constexpr (packed) return max == -largest_v<Acc> ? Acc(0) : finite(max);
-    return finite(max);
+    if constexpr (packed) return max == -largest_v<Acc> ? Acc(0) : finite_maximum(max);
+    return finite_maximum(max);
   }
 
   /// (The compiler takes a half or bfloat16 apart into its bytes.)
@@ -241,9 +263,9 @@ struct PartOfSlice {
     return *reinterpret_cast<const unsigned short*>(at);
   }
   /// Of the second one anything where it does not exist.
-  template <bool odd>
+  template <bool single>
   __device__ static unsigned load_pair(const In* at, bool second_exists) {
-    if constexpr (!odd) return *reinterpret_cast<const unsigned*>(at);
+    if constexpr (!single) return *reinterpret_cast<const unsigned*>(at);
     const unsigned second = second_exists ? bits_of_16(at + 1) : 0u;
     return bits_of_16(at) | second << 16;
   }
@@ -262,18 +284,18 @@ struct PartsOfSlice {
   template <class TransformRow>
   __device__ void load(const In* first, int columns, int share, int lane, const TransformRow& transform,
                        index_type first_column) {
-    const auto load_parts = [&](auto odd) {
+    const auto load_parts = [&](auto single) {
 #pragma unroll
       for (int i = 0; i < parts; ++i) {
         const int begin = Part::first_column(share, lane) + i * Part::columns;
-        part[i].template load<decltype(odd)::value, false, false>(first + begin, columns - begin, transform,
-                                                                  first_column + begin);
+        part[i].template load<decltype(single)::value, false, false>(first + begin, columns - begin,
+                                                                     transform, first_column + begin);
       }
     };
-    if (Part::is_odd(first)) {
-      load_parts(std::true_type{});
-    } else {
+    if (Part::takes_units(first, transform, first_column)) {
       load_parts(std::false_type{});
+    } else {
+      load_parts(std::true_type{});
     }
   }
   __device__ Acc maximum() const {
@@ -324,7 +346,7 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
       use([this](Acc value) { return this->log_softmax(value); });
     } else if constexpr (sum_in_exponent) {
       constexpr float log2e = 1.4426950408889634f;
-      if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity>) {
+      if constexpr (PartOfSlice<Problem>::packed) {
         // Two instructions, where the rounding of what they have in common does not show.
         const float offset = fmaf(this->max, log2e, this->log_sum);
         if (fabsf(offset) < 0x1p9f) {

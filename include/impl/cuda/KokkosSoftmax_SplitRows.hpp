@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
     };
     if constexpr (keeps_exponentials) {
       if (softmax) {
-        const Acc factor = result.factor_of_share(Part::finite(max));
+        const Acc factor = result.factor_of_share(finite_maximum(max));
         write([&](Acc exponential_of_i) { return exponential_of_i * factor; });
         return;
       }

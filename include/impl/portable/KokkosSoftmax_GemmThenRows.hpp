@@ -233,8 +233,8 @@ struct BoundBiasBeforeNormalizer {
       return is_taken_over ? value : bias(value, column);
     }
     template <int width>
-    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours() const {
-      return is_taken_over || bias.template takes_neighbours<width>();
+    KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours(index_type first) const {
+      return is_taken_over || bias.template takes_neighbours<width>(first);
     }
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
