@@ -140,13 +140,12 @@ __device__ __forceinline__ void packed_row_result(Operation operation, int colum
   float finite_sum = 0;
   if (!exact) {
     finite_sum = sum_of_exponentials(exponential, std::false_type{});
-    // Rounding to coarse units shows in a logsumexp near 0 alone: elsewhere a quarter of a unit in the last
-    // place of the output is more.
-    if (operation == Operation::logsumexp) {
-      constexpr float quarter = std::is_same_v<Out, bhalf_t> ? 0x1p-10f : 0x1p-13f;
-      const float error = static_cast<float>(columns) * FixedPointUnits::largest_error_of_whole;
-      exact = error > quarter * fabsf(result_of(finite_sum).logsumexp()) * finite_sum;
-    }
+    // Coarse units lose what many small terms come to: where that is more than a quarter of a unit in the
+    // last place of the largest output, or of the logsumexp, they are not enough.
+    constexpr float quarter = std::is_same_v<Out, bhalf_t> ? 0x1p-10f : 0x1p-13f;
+    const float error = static_cast<float>(columns) * FixedPointUnits::largest_error_of_whole;
+    const float result = operation == Operation::softmax ? 1.0f : fabsf(result_of(finite_sum).logsumexp());
+    exact = error > quarter * result * finite_sum;
   }
   // (All lanes take part in a row's sum.)
   if (__any_sync(0xffffffffu, exact)) {
