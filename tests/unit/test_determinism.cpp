@@ -207,9 +207,14 @@ void check_misalignments(std::initializer_list<std::int64_t> lengths, const Make
             same.check(exec, {3, false, offset, 0, -1, true}, name, transform...);
             // More than the rows of a block where these are short.
             if (columns > 2100) continue;
-            for (const std::int64_t rows : {70, 133})
+            for (const std::int64_t rows : {70, 133}) {
               same.check(exec, {rows, false, offset, 0, (offset + 5 * rows) % places}, name, transform...);
+              for (const std::int64_t padding : {std::int64_t(1), offset + 2, std::int64_t(9), columns / 2})
+                same.check(exec, {rows, false, offset, padding, (offset + 3 * rows) % places}, name,
+                           transform...);
+            }
             same.check(exec, {133, false, offset, 0, -1, true}, name, transform...);
+            same.check(exec, {133, false, offset, 3, -1, true}, name, transform...);
           }
         }
       });
@@ -325,11 +330,11 @@ TYPED_TEST(Determinism, OperandsAtAnyPlace) {
 TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgrees) {
   const TypeParam exec{};
   for (auto operation : operations) {
-    for (std::int64_t columns : {1000, 50257, 128255}) {
+    for (std::int64_t columns : {1000, 12289, 50257, 128255}) {
       std::vector<std::string> chosen;
       SameBits<float, TypeParam> same(operation, columns);
-      for (std::int64_t rows : {std::int64_t(1), std::int64_t(2), std::int64_t(16), std::int64_t(600),
-                                large_batch<TypeParam>(columns)}) {
+      for (std::int64_t rows : {std::int64_t(1), std::int64_t(2), std::int64_t(16), std::int64_t(64),
+                                std::int64_t(600), large_batch<TypeParam>(columns)}) {
         same.check(exec, {rows});
         const std::string name = ks::last_implementation();
         if (std::find(chosen.begin(), chosen.end(), name) == chosen.end()) chosen.push_back(name);

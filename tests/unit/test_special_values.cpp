@@ -77,6 +77,24 @@ TYPED_TEST(SpecialValues, Magnitudes) {
   check_rows_of_all_scalars<TypeParam>(2100, rows);
 }
 
+// The logarithm of a sum next to 1 shows what each term loses, and so does one that the maximum cancels.
+TYPED_TEST(SpecialValues, LogarithmNearZero) {
+  std::vector<RowMaker> rows;
+  for (double x : {6.0, 9.0, 12.0, 14.0, 15.5, 17.0}) {
+    rows.push_back([=](auto column, auto) { return column == 3 ? 0.0 : -x; });
+    rows.push_back([=](auto column, auto) { return column == 3 ? 0.0 : -x + noise(column, 0.5); });
+  }
+  for (double offset : {0.0, 0.04}) {
+    rows.push_back([=](auto column, auto columns) {
+      return -std::log(static_cast<double>(columns)) - offset + noise(column, 0.5);
+    });
+  }
+  check_rows_of_all_scalars<TypeParam>(37, rows);
+  check_rows_of_all_scalars<TypeParam>(2100, rows);
+  check_rows<half_t, half_t, TypeParam>(5001, rows);
+  check_rows<bhalf_t, bhalf_t, TypeParam>(5001, rows);
+}
+
 TYPED_TEST(SpecialValues, LargestFinite) {
   const double largest = std::numeric_limits<double>::max();  // check_rows makes it the type's own
   check_rows_of_all_scalars<TypeParam>(

@@ -135,78 +135,60 @@ __device__ __forceinline__ std::uint64_t matrix_descriptor(std::uint32_t address
 }
 inline constexpr std::uint64_t matrix_descriptor_step = 32 >> 4;
 
-/// wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16: d = a b^T, added to d where `accumulate`.
+// The registers of 8 to 64 accumulators, and their names in a product.
+#define KOKKOSSOFTMAX_D8(i)                                                                   \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define KOKKOSSOFTMAX_D16(i) KOKKOSSOFTMAX_D8(i), KOKKOSSOFTMAX_D8(i + 8)
+#define KOKKOSSOFTMAX_D32(i) KOKKOSSOFTMAX_D16(i), KOKKOSSOFTMAX_D16(i + 16)
+#define KOKKOSSOFTMAX_D64(i) KOKKOSSOFTMAX_D32(i), KOKKOSSOFTMAX_D32(i + 32)
+#define KOKKOSSOFTMAX_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define KOKKOSSOFTMAX_NAMES_16 KOKKOSSOFTMAX_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define KOKKOSSOFTMAX_NAMES_32 \
+  KOKKOSSOFTMAX_NAMES_16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define KOKKOSSOFTMAX_NAMES_64                                                       \
+  KOKKOSSOFTMAX_NAMES_32                                                             \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// wgmma.mma_async.sync.aligned.m64nNk16.f32.f16.f16, N being twice the accumulators: d = a b^T, added to d
+// where `accumulate`. `a_at` to `accumulate_at`: the numbers of the operands that follow them.
+#define KOKKOSSOFTMAX_WGMMA(columns, count, a_at, b_at, accumulate_at)                            \
+  asm volatile(                                                                                   \
+      "{\n"                                                                                       \
+      ".reg .pred accumulate;\n"                                                                  \
+      "setp.ne.b32 accumulate, %" accumulate_at                                                   \
+      ", 0;\n"                                                                                    \
+      "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32.f16.f16 {" KOKKOSSOFTMAX_NAMES_##count \
+      "}, %" a_at ", %" b_at                                                                      \
+      ", accumulate, 1, 1, 0, 0;\n"                                                               \
+      "}\n"                                                                                       \
+      : KOKKOSSOFTMAX_D##count(0)                                                                 \
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
+
 __device__ __forceinline__ void wgmma_f16(float (&d)[8], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred accumulate;\n"
-      "setp.ne.b32 accumulate, %10, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-      "%8, %9, accumulate, 1, 1, 0, 0;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+  KOKKOSSOFTMAX_WGMMA("16", 8, "8", "9", "10");
 }
-
-/// wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16: d = a b^T, added to d where `accumulate`.
 __device__ __forceinline__ void wgmma_f16(float (&d)[16], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred accumulate;\n"
-      "setp.ne.b32 accumulate, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "%16, %17, accumulate, 1, 1, 0, 0;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+  KOKKOSSOFTMAX_WGMMA("32", 16, "16", "17", "18");
 }
-
-/// wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16: d = a b^T, added to d where `accumulate`.
 __device__ __forceinline__ void wgmma_f16(float (&d)[32], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred accumulate;\n"
-      "setp.ne.b32 accumulate, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, accumulate, 1, 1, 0, 0;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
-        "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-        "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+  KOKKOSSOFTMAX_WGMMA("64", 32, "32", "33", "34");
+}
+__device__ __forceinline__ void wgmma_f16(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  KOKKOSSOFTMAX_WGMMA("128", 64, "64", "65", "66");
 }
 
-/// wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16: d = a b^T, added to d where `accumulate`.
-__device__ __forceinline__ void wgmma_f16(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred accumulate;\n"
-      "setp.ne.b32 accumulate, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, accumulate, 1, 1, 0, 0;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
-        "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-        "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),
-        "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
-        "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
-        "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
-        "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-}
+#undef KOKKOSSOFTMAX_D8
+#undef KOKKOSSOFTMAX_NAMES_8
+#undef KOKKOSSOFTMAX_D16
+#undef KOKKOSSOFTMAX_NAMES_16
+#undef KOKKOSSOFTMAX_D32
+#undef KOKKOSSOFTMAX_NAMES_32
+#undef KOKKOSSOFTMAX_D64
+#undef KOKKOSSOFTMAX_NAMES_64
+#undef KOKKOSSOFTMAX_WGMMA
 
 }  // namespace KokkosSoftmax::impl
 

@@ -545,35 +545,6 @@ struct PackedRow {
     }
   }
 
- private:
-  static constexpr unsigned minus_infinities = PackedPair<T>::minus_infinities;
-
-  template <class Threads>
-  __device__ static int offset(int k, const Threads& threads) {
-    return k * threads.count * width;
-  }
-  template <class Threads>
-  __device__ bool begins_before_row(int k, const Threads& threads) const {
-    return anywhere && k == 0 && threads.index == 0 && before > 0;
-  }
-  __device__ void keep(int k, const uint4& vector) {
-    held[k * pairs] = vector.x;
-    held[k * pairs + 1] = vector.y;
-    held[k * pairs + 2] = vector.z;
-    held[k * pairs + 3] = vector.w;
-  }
-  __device__ void drop(int k, int i) {
-    unsigned& pair = held[k * pairs + i / 2];
-    pair = __byte_perm(pair, minus_infinities, i % 2 ? 0x5410 : 0x3254);
-  }
-  /// So many elements of the first, the others of the second.
-  __device__ static uint4 joined(const uint4& a, const uint4& b, int elements_of_a) {
-    const auto pair = [&](int i, unsigned of_a, unsigned of_b) {
-      const int n = elements_of_a - 2 * i;
-      return __byte_perm(of_a, of_b, n >= 2 ? 0x3210 : n == 1 ? 0x7610 : 0x7654);
-    };
-    return {pair(0, a.x, b.x), pair(1, a.y, b.y), pair(2, a.z, b.z), pair(3, a.w, b.w)};
-  }
   /// Elements `first` to `end` of a vector: from a boundary on, or up to one, in pieces of 8, 4 and 2 bytes.
   __device__ static void store_elements(uint4* to, int first, int end, const uint4& vector) {
     auto* const elements = reinterpret_cast<unsigned short*>(to);
@@ -604,6 +575,36 @@ struct PackedRow {
           __stcs(elements + i, static_cast<unsigned short>(i % 2 ? pair[i / 2] >> 16 : pair[i / 2]));
       }
     }
+  }
+
+ private:
+  static constexpr unsigned minus_infinities = PackedPair<T>::minus_infinities;
+
+  template <class Threads>
+  __device__ static int offset(int k, const Threads& threads) {
+    return k * threads.count * width;
+  }
+  template <class Threads>
+  __device__ bool begins_before_row(int k, const Threads& threads) const {
+    return anywhere && k == 0 && threads.index == 0 && before > 0;
+  }
+  __device__ void keep(int k, const uint4& vector) {
+    held[k * pairs] = vector.x;
+    held[k * pairs + 1] = vector.y;
+    held[k * pairs + 2] = vector.z;
+    held[k * pairs + 3] = vector.w;
+  }
+  __device__ void drop(int k, int i) {
+    unsigned& pair = held[k * pairs + i / 2];
+    pair = __byte_perm(pair, minus_infinities, i % 2 ? 0x5410 : 0x3254);
+  }
+  /// So many elements of the first, the others of the second.
+  __device__ static uint4 joined(const uint4& a, const uint4& b, int elements_of_a) {
+    const auto pair = [&](int i, unsigned of_a, unsigned of_b) {
+      const int n = elements_of_a - 2 * i;
+      return __byte_perm(of_a, of_b, n >= 2 ? 0x3210 : n == 1 ? 0x7610 : 0x7654);
+    };
+    return {pair(0, a.x, b.x), pair(1, a.y, b.y), pair(2, a.z, b.z), pair(3, a.w, b.w)};
   }
 };
 

@@ -120,7 +120,7 @@ __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threa
 /// exact)`: FixedPointUnits of all, `exact` as a type. `store` is given what makes a pair of outputs of a
 /// pair of logits, `store_logsumexp` that.
 template <class Problem, class Sum, class Store, class StoreLogsumexp>
-__device__ __forceinline__ void packed_row_result(Operation operation, float max_of_row,
+__device__ __forceinline__ void packed_row_result(Operation operation, int columns, float max_of_row,
                                                   const Sum& sum_of_exponentials, const Store& store,
                                                   const StoreLogsumexp& store_logsumexp) {
   using Out = typename Problem::Out;
@@ -128,9 +128,25 @@ __device__ __forceinline__ void packed_row_result(Operation operation, float max
   // Below no logit at all any number is as good, but not one whose product with log2(e) is infinite.
   const float max = max_of_row == -infinity_v<float> ? 0.0f : finite_maximum(max_of_row);
   const ExponentialOf16Bits<typename Problem::In> exponential(max);
-  const float finite_sum = operation == Operation::softmax
-                               ? sum_of_exponentials(exponential, std::false_type{})
-                               : sum_of_exponentials(exponential, std::true_type{});
+  const auto result_of = [&](float sum_of_row) {
+    return RowResult<float>(operation, MaxSum<float>{max, sum_of_row * exponential.correction(max)});
+  };
+  bool exact = operation == Operation::log_softmax;
+  float finite_sum = 0;
+  if (!exact) {
+    finite_sum = sum_of_exponentials(exponential, std::false_type{});
+    // Coarse units lose what many small terms come to: where that is more than a quarter of a unit in the
+    // last place of the largest output, or of the logsumexp, they are not enough.
+    constexpr float quarter = std::is_same_v<Out, bhalf_t> ? 0x1p-10f : 0x1p-13f;
+    const float error = static_cast<float>(columns) * FixedPointUnits::largest_error_of_whole;
+    const float result = operation == Operation::softmax ? 1.0f : fabsf(result_of(finite_sum).logsumexp());
+    exact = error > quarter * result * finite_sum;
+  }
+  // (All lanes take part in a row's sum.)
+  if (__any_sync(0xffffffffu, exact)) {
+    const float exact_sum = sum_of_exponentials(exponential, std::true_type{});
+    if (exact) finite_sum = exact_sum;
+  }
   const float sum = sum_or_special(max_of_row, finite_sum);
   if (operation == Operation::softmax) {
     const float factor = sum == 0.0f ? 0.0f : sum < infinity_v<float> ? __fdividef(1.0f, sum) : nan_v<float>;
@@ -138,7 +154,7 @@ __device__ __forceinline__ void packed_row_result(Operation operation, float max
       return rounded_pair<Out>(exponential(Pair::low(pair)) * factor, exponential(Pair::high(pair)) * factor);
     });
   } else {
-    const RowResult<float> result(operation, MaxSum<float>{max, sum * exponential.correction(max)});
+    const RowResult<float> result = result_of(sum);
     if (operation == Operation::logsumexp) {
       store_logsumexp(result.logsumexp());
     } else {
@@ -190,7 +206,7 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
     return sum;
   };
   packed_row_result<Problem>(
-      problem.operation, max_of_row, sum_of_exponentials,
+      problem.operation, row.columns, max_of_row, sum_of_exponentials,
       [&](const auto& output) { store([&](int k, int i) { return output(row.held[k * pairs + i]); }); },
       [&](float logsumexp) {
         if (writes_lse) *lse = store_as<typename Problem::Out>(logsumexp);
@@ -260,7 +276,7 @@ struct ReduceWarps {
   using Sum = std::conditional_t<std::is_same_v<Acc, float>, FixedPointSum, ExactSum<double>>;
   struct Shared {
     Acc maxima[32];
-    Sum sums[32];
+    Sum sums[2][32];  ///< the second one after an exact sum of units
     unsigned rests[32];
   };
   Shared& shared;
@@ -273,12 +289,13 @@ struct ReduceWarps {
     __syncthreads();
     return warp.max(lane < blockDim.x / 32 ? shared.maxima[lane] : -infinity_v<Acc>);
   }
+  template <bool second = false>
   __device__ Sum joined(const Sum& of_thread) const {
     const Sum of_warp = warp.joined(of_thread);
     const int lane = threadIdx.x % 32;
-    if (lane == 0) shared.sums[threadIdx.x / 32] = of_warp;
+    if (lane == 0) shared.sums[second][threadIdx.x / 32] = of_warp;
     __syncthreads();
-    return warp.joined(lane < blockDim.x / 32 ? shared.sums[lane] : Sum{0, 0});
+    return warp.joined(lane < blockDim.x / 32 ? shared.sums[second][lane] : Sum{0, 0});
   }
   __device__ Acc sum(Acc value) const { return joined(warp.partial_sum(value)).rounded(); }
   template <bool exact>
@@ -288,7 +305,7 @@ struct ReduceWarps {
       const unsigned rest_of_warp = warp.add(units.rest);
       if (lane == 0) shared.rests[threadIdx.x / 32] = rest_of_warp;
     }
-    const FixedPointSum sum = joined(FixedPointSum{units.whole >> 11, units.whole & 0x7ffu});
+    const FixedPointSum sum = joined<exact>(FixedPointSum{units.whole >> 11, units.whole & 0x7ffu});
     const unsigned rest = exact ? warp.add(lane < blockDim.x / 32 ? shared.rests[lane] : 0) : 0;
     return FixedPointUnits::rounded<exact>((static_cast<unsigned long long>(sum.high) << 11) + sum.low, rest);
   }
@@ -648,6 +665,22 @@ struct BlockPerRow {
     return refuse_row_in_registers(problem, Plan::longest_of_warp + 1, Plan::longest,
                                    "shorter rows have a warp or a part of one",
                                    "a row does not fit the registers of a block");
+  }
+
+  /// (One H200, this kernel and grid_pipelined_rows, fraction of a copy of 1 GiB: 8193 columns 0.97 both,
+  /// 10001 0.91 and 0.97, 16383 0.90 and 0.96; this and split_rows, microseconds in a CUDA graph: 1 row of
+  /// 12289 columns 3.2 and 2.4, 128 rows 5.1 and 5.4.)
+  template <class Exec, class Problem>
+  static std::string_view advise_against(const Exec& exec, const Problem& problem) {
+    using Plan = RowInRegistersPlan<Problem>;
+    constexpr bool is_float_alone = std::is_same_v<typename Problem::In, float> &&
+                                    std::is_same_v<typename Problem::Out, float> &&
+                                    std::is_same_v<typename Problem::Transform, BoundIdentity>;
+    const index_type columns = problem.geometry.columns;
+    if (is_float_alone && Plan::interleaves(columns) && columns > 256 * Plan::interleaved_elements &&
+        exec.cuda_device_prop().major >= 9)
+      return "long rows that are no whole vectors are faster in slices";
+    return {};
   }
 
   template <class Exec, class Problem>

@@ -226,6 +226,7 @@ struct FixedPointSum {
 /// bits, and where it shall be `exact`, which the logarithm of a sum near 1 asks for, the rest of each in
 /// units of 2^-38. Eight floats at least are added to a sum, or a multiple of eight.
 struct FixedPointUnits {
+  static constexpr float largest_error_of_whole = 0x1p-23f;  ///< for each float, where `rest` is left out
   unsigned whole, rest;
 
   template <bool exact>

@@ -122,13 +122,19 @@ struct PartOfSlice {
         return column + (whole ? i * stride + j : min(i * stride + j, left - 1));
       };
       if constexpr (packed) {
-        held[i] = PackedPair<In>::minus_infinities;
-        if (in_slot || exists(1)) {
-          if (exists(0)) held[i] = load_pair<single>(at, exists(1));
-        } else if (exists(0)) {
-          held[i] = bits_of_16(at);
+        // Each access under a predicate of its own: with branches, each would be waited for before the next.
+        constexpr unsigned nothing = PackedPair<In>::minus_infinities;
+        unsigned pair = nothing, low = nothing, high = nothing;
+        if constexpr (single) {
+          if (exists(0)) low = bits_of_16(at);
+          if (exists(1)) high = bits_of_16(at + 1);
+          held[i] = __byte_perm(low, high, 0x5410);
+        } else {
+          if (in_slot ? exists(0) : exists(1)) pair = load_pair<false>(at);
+          if (!in_slot && exists(0) && !exists(1)) low = bits_of_16(at);
+          if (in_slot) low = pair;
+          held[i] = exists(1) ? pair : __byte_perm(low, nothing, 0x5410);
         }
-        if (!exists(1)) held[i] = (held[i] & 0xffffu) | (PackedPair<In>::minus_infinities & 0xffff0000u);
         if constexpr (!is_identity) {
           Acc value[unit]{};
           bool kept[unit] = {true, true};
@@ -144,7 +150,7 @@ struct PartOfSlice {
         In scalar[unit]{};
         if (unit == 2 && exists(1)) {
           if constexpr (unit == 2) {
-            const unsigned pair = load_pair<single>(at, true);
+            const unsigned pair = load_pair<single>(at);
             memcpy(scalar, &pair, sizeof(scalar));
           }
         } else if (exists(0)) {
@@ -262,12 +268,10 @@ struct PartOfSlice {
   __device__ static unsigned bits_of_16(const In* at) {
     return *reinterpret_cast<const unsigned short*>(at);
   }
-  /// Of the second one anything where it does not exist.
   template <bool single>
-  __device__ static unsigned load_pair(const In* at, bool second_exists) {
+  __device__ static unsigned load_pair(const In* at) {
     if constexpr (!single) return *reinterpret_cast<const unsigned*>(at);
-    const unsigned second = second_exists ? bits_of_16(at + 1) : 0u;
-    return bits_of_16(at) | second << 16;
+    return __byte_perm(bits_of_16(at), bits_of_16(at + 1), 0x5410);
   }
 };
 

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// The CUDA kernel for many short rows of 16 bits that lie one behind the other, wherever they begin: a warp
-/// has a few rows, a tile of contiguous memory, which comes to shared memory and leaves it in vectors of 16
-/// bytes that know nothing of rows. There a few lanes take each row. Sums of these rows are exact
-/// (PackedRow), so that the bits are those of warp_per_row and block_per_row.
+/// The CUDA kernel for many short rows of 16 bits that lie one behind the other, wherever they begin, with
+/// little or nothing between them: a warp has a few rows, a tile of memory, which comes to shared memory and
+/// leaves it in vectors of 16 bytes that know nothing of rows. There a few lanes take each row. Sums of these
+/// rows are exact (PackedRow), so that the bits are those of warp_per_row and block_per_row.
 
 #ifndef KOKKOSSOFTMAX_TILEDROWS_HPP
 #define KOKKOSSOFTMAX_TILEDROWS_HPP
@@ -17,8 +17,23 @@ namespace KokkosSoftmax::impl {
 template <class Problem>
 struct TiledRowsCall {
   Problem problem;
-  int log2_lanes;    ///< of the lanes that have a row
-  int tile_vectors;  ///< of a warp's part of shared memory
+  int log2_lanes;                 ///< of the lanes that have a row
+  int tile_vectors;               ///< of a warp's part of shared memory
+  int stride;                     ///< elements from a row to the next one
+  unsigned reciprocal_of_stride;  ///< in units of 2^-32
+
+  TiledRowsCall(const Problem& problem_, int log2_lanes_, int tile_vectors_, int stride_)
+      : problem(problem_),
+        log2_lanes(log2_lanes_),
+        tile_vectors(tile_vectors_),
+        stride(stride_),
+        reciprocal_of_stride(0xffffffffu / static_cast<unsigned>(stride_) + 1) {}
+
+  /// The column of an element of a tile, counted from its first row on.
+  __device__ int column(int element) const {
+    const unsigned row = __umulhi(static_cast<unsigned>(max(element, 0)), reciprocal_of_stride);
+    return element - static_cast<int>(row) * stride;
+  }
 };
 
 /// A vector at an end of a row, in registers, where the row has some of its elements.
@@ -53,10 +68,10 @@ struct TiledRow {
   bool writes_first, writes_last;  ///< the vectors at the ends
   EdgeOfRow<T> edge[edges_of_lane];
 
-  /// Elements `begin` to `stop` of the image, more than a vector. Of a row that does not `exist` nothing is
-  /// written.
-  __device__ static TiledRow of(uint4* image, int begin, int stop, int log2_lanes, int index, bool exists,
-                                bool is_last_row) {
+  /// Elements `begin` to `stop` of the image, more than a vector; the next row, but of the last, begins at
+  /// `next`. Of a row that does not `exist` nothing is written.
+  __device__ static TiledRow of(uint4* image, int begin, int stop, int next, int log2_lanes, int index,
+                                bool exists, bool is_last_row) {
     const int lanes = 1 << log2_lanes, head = begin / width, tail = (stop - 1) / width;
     const bool is_first = index == 0, is_last = index == lanes - 1;
     const int bound_of_first = begin - head * width, bound_of_last = stop - tail * width;
@@ -68,7 +83,7 @@ struct TiledRow {
     const int turn = (static_cast<int>(threadIdx.x) - (head + 1 + index)) & (width - 1) & -lanes;
     uint4* const start = turn < distance ? first + turn : first;
     const bool writes_first = exists && is_first;
-    const bool writes_last = exists && is_last && (is_last_row || bound_of_last == width);
+    const bool writes_last = exists && is_last && (is_last_row || next / width > tail);
     if constexpr (edges_of_lane == 2) {
       const EdgeOfRow<T> first_edge(image + head, bound_of_first, true), last_edge(end, bound_of_last, false);
       return {lanes, whole, first, start, end, writes_first, writes_last, {first_edge, last_edge}};
@@ -131,13 +146,14 @@ __device__ __forceinline__ std::uint32_t anchored_address(const void* pointer) {
   return address;
 }
 
-/// `edges_of_lane`: two where a row has one lane.
-template <int edges_of_lane, class Problem>
+/// `edges_of_lane`: two where a row has one lane. `padded`: there is something between the rows.
+template <int edges_of_lane, bool padded, class Problem>
 __global__ void __launch_bounds__(128, 9)
     tiled_rows_kernel(const __grid_constant__ TiledRowsCall<Problem> call) {
   using T = typename Problem::In;
   using Out = typename Problem::Out;
-  constexpr int width = 8;
+  using Row = PackedRow<T, 1, true>;
+  constexpr int width = Row::width;
   extern __shared__ uint4 images_of_tiles[];
   const Problem& problem = call.problem;
   const auto columns = static_cast<int>(problem.geometry.columns);
@@ -150,9 +166,10 @@ __global__ void __launch_bounds__(128, 9)
   if (rows_left <= 0) return;
   const auto rows = static_cast<int>(min(rows_left, static_cast<index_type>(rows_of_tile)));
   uint4* const image = images_of_tiles + threadIdx.x / 32 * call.tile_vectors;
-  const T* const x = problem.x + first_row * columns;
+  const int stride = padded ? call.stride : columns;
+  const T* const x = problem.x + first_row * stride;
   const auto before = static_cast<int>(reinterpret_cast<std::uintptr_t>(x) % 16 / sizeof(T));
-  const int end = before + rows * columns;
+  const int elements_of_tile = (rows - 1) * stride + columns, end = before + elements_of_tile;
   {
     const auto* const from = reinterpret_cast<const uint4*>(x - before);
     // Whole vectors at the ends too, as PackedRow reads them: behind the last row may lie nothing.
@@ -163,7 +180,12 @@ __global__ void __launch_bounds__(128, 9)
     for (int left = whole - lane; left > 0; left -= 4 * 32, at += 4 * 32, to += 4 * 32 * 16) {
 #pragma unroll
       for (int i = 0; i < 4 * 32; i += 32) {
-        if (left > i) cp_async_16(to + i * 16, at + i);
+        if (left <= i) continue;
+        if constexpr (padded) {
+          const int column = call.column((whole - left + i) * width - before);
+          if (column >= columns && column + width <= stride) continue;
+        }
+        cp_async_16(to + i * 16, at + i);
       }
     }
     if (lane < end - whole * width) {
@@ -175,9 +197,9 @@ __global__ void __launch_bounds__(128, 9)
   }
   const int row = lane >> call.log2_lanes, index = lane & (lanes - 1);
   const bool exists = row < rows;
-  const int begin = before + (exists ? row * columns : 0);
-  const auto mine = TiledRow<T, edges_of_lane>::of(image, begin, begin + columns, call.log2_lanes, index,
-                                                   exists, row == rows - 1);
+  const int begin = before + (exists ? row * stride : 0);
+  const auto mine = TiledRow<T, edges_of_lane>::of(image, begin, begin + columns, begin + stride,
+                                                   call.log2_lanes, index, exists, row == rows - 1);
   unsigned pair_of_maxima = PackedPair<T>::minus_infinities;
   mine.for_pairs(
       [&](unsigned pair) { pair_of_maxima = PackedPair<T>::maximum_or_nan(pair_of_maxima, pair); });
@@ -199,7 +221,7 @@ __global__ void __launch_bounds__(128, 9)
     return FixedPointUnits::rounded<exact>(whole, units.rest);
   };
   packed_row_result<Problem>(
-      problem.operation, max_of_row, sum_of_exponentials,
+      problem.operation, columns, max_of_row, sum_of_exponentials,
       [&](const auto& output) {
         // All lanes have read the vectors that rows share.
         __syncwarp();
@@ -211,9 +233,9 @@ __global__ void __launch_bounds__(128, 9)
   if (problem.operation == Operation::logsumexp) return;
   __syncwarp();
   // The tile's vectors of y, each from the two of the image in which it lies.
-  Out* const y = problem.y + first_row * columns;
+  Out* const y = problem.y + first_row * stride;
   const auto y_before = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % 16 / sizeof(Out));
-  const int y_end = y_before + rows * columns, shift = before - y_before;
+  const int y_end = y_before + elements_of_tile, shift = before - y_before;
   const uint4* const shifted_image = image - (shift < 0 ? 1 : 0);
   auto* const to = reinterpret_cast<uint4*>(y - y_before);
   const int whole_begin = (y_before + width - 1) / width, whole_end = y_end / width;
@@ -224,7 +246,18 @@ __global__ void __launch_bounds__(128, 9)
     for (int left = whole_end - whole_begin - lane; left > 0; left -= 2 * 32, from += 2 * 32, at += 2 * 32) {
 #pragma unroll
       for (int i = 0; i < 2 * 32; i += 32) {
-        if (left > i) __stcs(at + i, vector(from + i));
+        if (left <= i) continue;
+        const uint4 held = vector(from + i);
+        if constexpr (padded) {
+          // A vector at the ends of rows, one, two or none.
+          const int column = call.column((whole_end - left + i) * width - y_before);
+          if (column + width > columns) {
+            if (column < columns) Row::store_elements(at + i, 0, columns - column, held);
+            if (column + width > stride) Row::store_elements(at + i, stride - column, width, held);
+            continue;
+          }
+        }
+        __stcs(at + i, held);
       }
     }
   };
@@ -251,12 +284,13 @@ struct TiledRows {
   template <class Exec, class Problem>
   static std::string_view refuse(const Exec&, const Problem& problem) {
     const RowGeometry& g = problem.geometry;
-    const std::string_view layout =
-        refuse_row_in_registers(problem, shortest, longest, "rows are too short", "rows are too long");
-    if (!layout.empty()) return layout;
     const bool writes_rows = problem.operation != Operation::logsumexp;
-    if (g.rank > 1 ||
-        (g.rank == 1 && (g.x_stride[0] != g.columns || g.y_stride[0] != (writes_rows ? g.columns : 1))))
+    const std::string_view layout =
+        refuse_row_in_registers(problem, shortest, writes_rows ? longest_written : longest_reduced,
+                                "rows are too short", "rows are too long");
+    if (!layout.empty()) return layout;
+    if (g.rank > 1 || stride(problem) < g.columns || stride(problem) > 2 * g.columns ||
+        (g.rank == 1 && g.y_stride[0] != (writes_rows ? stride(problem) : 1)))
       return "the rows do not lie one behind the other";
     return {};
   }
@@ -266,6 +300,12 @@ struct TiledRows {
     const index_type columns = problem.geometry.columns;
     if (!lies_anywhere(problem) && problem.operation != Operation::logsumexp)
       return "the rows are whole vectors";
+    // (Softmax of bfloat16 on one H200, fraction of a copy, this kernel and those with rows in registers: 100
+    // columns and 3 elements between them 0.45 and 0.38, 129 and 2 0.53 and 0.41, 513 and 4 0.80 and 0.67;
+    // with ends of rows written element by element 33 and 2 0.27 and 0.34, 65 and 2 0.30 and 0.35.)
+    if (problem.operation != Operation::logsumexp && columns < 96 && stride(problem) != columns &&
+        stride(problem) % 8 != 0)
+      return "rows of this length are too short for something between them";
     // (One H200, bfloat16, microseconds in a CUDA graph, this kernel and those with rows in registers: 2^16
     // elements of 17 columns 1.99 and 2.05; 65 columns 2^21 elements 5.02 and 4.83, 2^22 6.87 and 7.22; 129
     // columns 2^24 elements 22.6 and 21.0, and from memory 0.944 and 0.886 of a copy.)
@@ -274,7 +314,7 @@ struct TiledRows {
       return "there are too few rows for as many in each warp";
     // (1001 and 4097 columns, fraction of a copy: softmax 0.914 and 0.942, 0.912 and 0.943; log_softmax 0.920
     // and 0.855, 0.919 and 0.891; softmax where x and y lie differently 0.913 and 0.919, 0.925 and 0.873.)
-    if (columns > 900 && problem.operation == Operation::softmax &&
+    if (columns > 900 && problem.operation == Operation::softmax && stride(problem) == columns &&
         RowAlignment::of(problem).difference % 16 == 0)
       return "rows of this length stay in registers as fast";
     return {};
@@ -284,37 +324,58 @@ struct TiledRows {
   static void run(const Exec& exec, const Problem& problem) {
     const auto columns = static_cast<int>(problem.geometry.columns);
     int log2_lanes = 0;
-    while (columns > most_columns_of_lane << log2_lanes) ++log2_lanes;
+    while (log2_lanes < 5 && columns > most_columns_of_lane << log2_lanes) ++log2_lanes;
     // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
     const bool both = problem.geometry.rows == 0;
-    if (log2_lanes == 0 || both) launch<2>(exec, problem, log2_lanes);
-    if (log2_lanes > 0 || both) launch<1>(exec, problem, log2_lanes);
+    const bool padded = stride(problem) != problem.geometry.columns;
+    if (log2_lanes == 0 || both) {
+      if (!padded || both) launch<2, false>(exec, problem, log2_lanes);
+      if (padded || both) launch<2, true>(exec, problem, log2_lanes);
+    }
+    if (log2_lanes > 0 || both) {
+      if (!padded || both) launch<1, false>(exec, problem, log2_lanes);
+      if (padded || both) launch<1, true>(exec, problem, log2_lanes);
+    }
   }
 
   template <class Exec, class Problem>
   static void reserve(const Exec&, const Problem&) {}
 
  private:
-  static constexpr int warps = 4;
+  static constexpr int most_warps = 4;
   static constexpr int shortest = 16;  ///< more than a vector, wherever it begins
   /// A little more than a power of two, for rows a little longer than one. (Fraction of a copy with 80, 128
   /// and 160, bfloat16 on one H200: softmax of 81 columns 0.957, 0.949, 0.938, of 321 0.920, 0.930, 0.928;
   /// TB/s of logsumexp of 81 2.8, 3.7, 3.6, of 257 3.1, 3.2, 4.0.)
   static constexpr int most_columns_of_lane = 144;
-  static constexpr int longest = 32 * most_columns_of_lane;
+  static constexpr int longest_written = 32 * most_columns_of_lane;
+  /// (Logsumexp of bfloat16 on one H200, fraction of a sum of the same bytes, this kernel and block_per_row:
+  /// 8192 columns 0.97 and 0.79, 12289 columns 0.90 and 0.85, 16384 columns 0.76 and 0.89.)
+  static constexpr int longest_reduced = 3 * 4096 + 512;
 
-  template <int edges_of_lane, class Problem>
+  template <class Problem>
+  static index_type stride(const Problem& problem) {
+    return problem.geometry.rank == 1 ? problem.geometry.x_stride[0] : problem.geometry.columns;
+  }
+
+  template <int edges_of_lane, bool padded, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem, int log2_lanes) {
-    const int rows_of_warp = 32 >> log2_lanes, rows_of_block = rows_of_warp * warps;
-    const int tile_vectors = (7 + rows_of_warp * static_cast<int>(problem.geometry.columns) + 7) / 8;
-    constexpr auto kernel = &tiled_rows_kernel<edges_of_lane, Problem>;
+    const int rows_of_warp = 32 >> log2_lanes;
+    const auto columns = static_cast<int>(problem.geometry.columns),
+               distance = static_cast<int>(stride(problem));
+    const int tile_vectors = (7 + (rows_of_warp - 1) * distance + columns + 7) / 8;
+    // Small blocks of large tiles, so that a multiprocessor is filled.
+    constexpr int most_bytes = 48 * 1024;
+    const int warps = columns <= longest_written ? std::min(most_warps, most_bytes / (tile_vectors * 16)) : 1,
+              rows_of_block = rows_of_warp * warps;
+    constexpr auto kernel = &tiled_rows_kernel<edges_of_lane, padded, Problem>;
     static const bool early = has_grid_dependency_wait(kernel);
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
       launch_kernel(exec, kernel, early,
                     static_cast<unsigned>(
                         std::max<index_type>(1, (problem.geometry.rows + rows_of_block - 1) / rows_of_block)),
                     warps * 32, static_cast<std::size_t>(warps * tile_vectors * 16),
-                    TiledRowsCall<Problem>{problem, log2_lanes, tile_vectors});
+                    TiledRowsCall<Problem>(problem, log2_lanes, tile_vectors, distance));
     });
   }
 };

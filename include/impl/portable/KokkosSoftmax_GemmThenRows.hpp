@@ -400,14 +400,28 @@ struct LinearScratch;
 /// What does the softmax of a head made from a GEMM: its own list, or any.
 template <class Gemm>
 struct RowsOf {
-  using type = SoftmaxCandidates;
+  template <class Exec, class Problem>
+  static void run(const Exec& exec, const Problem& problem, const char* operation) {
+    run_rows(exec, problem, operation);
+  }
+  template <class Exec, class Problem>
+  static void reserve(const Exec& exec, const Problem& problem, const char* operation) {
+    reserve_rows(exec, problem, operation);
+  }
 };
 template <class Gemm>
 requires requires {
   typename Gemm::Rows;
 }
 struct RowsOf<Gemm> {
-  using type = typename Gemm::Rows;
+  template <class Exec, class Problem>
+  static void run(const Exec& exec, const Problem& problem, const char* operation) {
+    run_rows_by<typename Gemm::Rows>(exec, problem, operation);
+  }
+  template <class Exec, class Problem>
+  static void reserve(const Exec& exec, const Problem& problem, const char* operation) {
+    reserve_rows_by<typename Gemm::Rows>(exec, problem, operation);
+  }
 };
 
 /// Whether a GEMM takes X and W of any layout, and the panels of W are its own business.
@@ -572,13 +586,7 @@ struct GemmThenRows {
     BlasMatrix<Acc> logits = plan.logits;
     if (!plan.y_holds_logits) logits.data = reinterpret_cast<Acc*>(scratch + plan.logits_at);
     const bool softmax_by_panels = !plan.y_holds_logits && !Problem::Head::has_statistics;
-    const auto use = [&](const auto& problem) {
-      if constexpr (std::is_same_v<Rows, SoftmaxCandidates>) {
-        run_rows(exec, problem, p.softmax_step());
-      } else {
-        run_rows_by<Rows>(exec, problem, p.softmax_step());
-      }
-    };
+    const auto use = [&](const auto& problem) { RowsOf<Gemm>::run(exec, problem, p.softmax_step()); };
     const auto transform = prepared(exec, p, plan, scratch, true);
     with_parts(exec, p, transform, [&](const auto& epilogue, const auto& before, const auto& rest) {
       for (index_type first = 0; first < m; first += plan.panel_rows) {
@@ -608,13 +616,7 @@ struct GemmThenRows {
     } else {
       Gemm::reserve(exec);
     }
-    const auto use = [&](const auto& problem) {
-      if constexpr (std::is_same_v<Rows, SoftmaxCandidates>) {
-        reserve_rows(exec, problem, p.softmax_step());
-      } else {
-        reserve_rows_by<Rows>(exec, problem, p.softmax_step());
-      }
-    };
+    const auto use = [&](const auto& problem) { RowsOf<Gemm>::reserve(exec, problem, p.softmax_step()); };
     BlasMatrix<Acc> logits = plan.logits;
     Matrix<typename Problem::Y> y = p.y;
     if (!plan.y_holds_logits) logits.rows = y.rows = plan.logits_rows;
@@ -626,7 +628,6 @@ struct GemmThenRows {
   }
 
  private:
-  using Rows = typename RowsOf<Gemm>::type;
   template <class Exec>
   using Pool = ScratchPool<typename Exec::memory_space, LinearScratch>;
 
