@@ -330,6 +330,14 @@ struct BoundCausal {
   struct Row {
     index_type last;
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const { return column <= last; }
+    /// One comparison of 64 bits for all of them.
+    template <int width, class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&)[width], bool (&kept)[width],
+                                                         index_type first) const {
+      const index_type left = last - first;
+      const int last_kept = left < 0 ? -1 : left < width ? static_cast<int>(left) : width;
+      for (int i = 0; i < width; ++i) kept[i] = kept[i] && i <= last_kept;
+    }
     template <class Ops>
     void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
       kept = kept && Ops::mask_of_first(last - column + 1);

@@ -170,7 +170,7 @@ struct BoundAnyChain {
     KOKKOS_FORCEINLINE_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
       Acc values[1] = {value};
       bool keeps[1] = {kept};
-      apply_to_lanes<1>(values, keeps, column);
+      apply_to_neighbours(values, keeps, column);
       value = values[0];
       kept = keeps[0];
     }
@@ -178,15 +178,40 @@ struct BoundAnyChain {
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
                                                          index_type first) const {
-      constexpr int lanes = width < 4 ? width : 4;
-      for (int i = 0; i < width; i += lanes) apply_to_lanes<lanes>(value + i, kept + i, first + i);
+      constexpr int lanes = width < 8 ? width : 8;
+      for (int begin = 0; begin < width; begin += lanes) {
+        Lanes<Acc, lanes> l;
+        l.kept = 0;
+        for (int i = 0; i < lanes; ++i) {
+          l.value[i] = value[begin + i];
+          l.kept |= static_cast<std::uint32_t>(kept[begin + i]) << i;
+        }
+        l = transformed(l, first + begin);
+        for (int i = 0; i < lanes; ++i) {
+          value[begin + i] = l.value[i];
+          kept[begin + i] = l.keeps(i);
+        }
+      }
     }
+
+    /// Neighbouring logits, which a device's function takes and gives back in registers.
+    template <class Acc, int width>
+    struct Lanes {
+      Acc value[width];
+      std::uint32_t kept;  ///< a bit for each
+
+      KOKKOS_FORCEINLINE_FUNCTION bool keeps(int i) const { return kept >> i & 1; }
+      KOKKOS_FORCEINLINE_FUNCTION void keep_if(int i, bool condition) {
+        kept &= ~(static_cast<std::uint32_t>(!condition) << i);
+      }
+    };
 
     /// A function that is called: inlined wherever a kernel has a logit it would be most of the library, and
     /// of the time to compile it.
-    template <int width, class Acc>
-    KOKKOS_FUNCTION __attribute__((noinline)) void apply_to_lanes(Acc* value, bool* kept,
-                                                                  index_type first) const {
+    template <class Acc, int width>
+    KOKKOS_FUNCTION __attribute__((noinline)) Lanes<Acc, width> transformed(Lanes<Acc, width> l,
+                                                                            index_type first) const {
+      Acc(&value)[width] = l.value;
       for (std::int32_t s = 0; s < chain->count; ++s) {
         const BoundStep& step = chain->step[s];
         switch (step.kind) {
@@ -202,11 +227,11 @@ struct BoundAnyChain {
           }
           case KOKKOSSOFTMAX_MASK: {
             const auto mask = mask_of(step, at[s]);
-            for (int i = 0; i < width; ++i) kept[i] = kept[i] && mask.keeps(first + i);
+            for (int i = 0; i < width; ++i) l.keep_if(i, mask.keeps(first + i));
             break;
           }
           case KOKKOSSOFTMAX_CAUSAL:
-            for (int i = 0; i < width; ++i) kept[i] = kept[i] && first + i <= at[s];
+            for (int i = 0; i < width; ++i) l.keep_if(i, first + i <= at[s]);
             break;
           case KOKKOSSOFTMAX_BIAS:
             with_scalar(step.operand.data, step.scalar,
@@ -244,6 +269,7 @@ struct BoundAnyChain {
           }
         }
       }
+      return l;
     }
 
     template <class Ops>
@@ -266,7 +292,7 @@ struct BoundAnyChain {
           bool keeps[Ops::width];
           Ops::store(lane, value[v]);
           for (int i = 0; i < Ops::width; ++i) keeps[i] = true;
-          apply_to_lanes<Ops::width>(lane, keeps, column);
+          apply_to_neighbours(lane, keeps, column);
           for (int i = 0; i < Ops::width; ++i) lane[i] = keeps[i] ? lane[i] : -impl::infinity_v<Acc>;
           value[v] = Ops::load(lane);
         }
@@ -479,6 +505,24 @@ struct AnyChain : impl::TransformBase {
     return bind_steps(context, *steps, begin, end);
   }
 };
+
+// ---------------------------------------------------------------------------------------------------------
+// Chains with kernels of their own: in the sources made from KokkosSoftmax_CNamedRows.cpp.in, for devices.
+
+/// Whether it was one, and is done.
+template <class Exec, class In, class Out>
+bool call_named_rows(const Exec& exec, const RowsCall& call,
+                     const impl::RowsProblem<In, Out, BoundAnyChain>& problem);
+
+template <class Exec, class In, class Out>
+bool run_named_rows(const Exec& exec, const RowsCall& call,
+                    const impl::RowsProblem<In, Out, BoundAnyChain>& problem) {
+  if constexpr (std::is_same_v<Exec, Kokkos::DefaultHostExecutionSpace>) {
+    return false;
+  } else {
+    return call_named_rows(exec, call, problem);
+  }
+}
 
 }  // namespace KokkosSoftmax::c
 

@@ -108,6 +108,12 @@ struct CandidateList {
     return all;
   }
 
+  /// Whether one of them takes the call where none is forced.
+  template <class Exec, class Problem>
+  static bool take(const Exec& exec, const Problem& problem) {
+    return (takes<Implementations>(false, exec, problem) || ...);
+  }
+
   /// Calls `visit(Implementation{})` on the implementation that is to do the work.
   template <class Exec, class Problem, class Visitor>
   static void choose(std::string_view operation, const Exec& exec, const Problem& problem, Visitor&& visit) {
@@ -123,13 +129,22 @@ struct CandidateList {
 
   static constexpr std::string_view unsupported_types = "does not support these types on this backend";
 
+  template <class Implementation, class Exec, class Problem>
+  static bool takes(bool is_forced, const Exec& exec, const Problem& problem) {
+    if constexpr (Implementation::template supports<Exec, Problem>) {
+      return Implementation::refuse(exec, problem).empty() &&
+             (is_forced || advice<Implementation>(exec, problem).empty());
+    } else {
+      return false;
+    }
+  }
+
   template <class Implementation, class Exec, class Problem, class Visitor>
   static void try_one(const std::string* forced, const Exec& exec, const Problem& problem, Visitor& visit,
                       bool& done) {
     if constexpr (Implementation::template supports<Exec, Problem>) {
       if (done || (forced && *forced != Implementation::name)) return;
-      if (!Implementation::refuse(exec, problem).empty()) return;
-      if (!forced && !advice<Implementation>(exec, problem).empty()) return;
+      if (!takes<Implementation>(forced != nullptr, exec, problem)) return;
       done = true;
       last_implementation_slot() = Implementation::name;
       visit(Implementation{});

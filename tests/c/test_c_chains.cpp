@@ -112,6 +112,56 @@ TYPED_TEST(CChains, SameBitsAlongOtherAxes) {
                          1);
 }
 
+// Some chains have kernels of their own. Two factors of 1 more and a chain has none, which changes no bits.
+template <class Exec, class T>
+void same_bits_without_kernels_of_its_own() {
+  using View = Kokkos::View<T***, Kokkos::LayoutRight, typename Exec::memory_space>;
+  for (const int columns : {1, 37, 128, 1003, 20000, 70001}) {
+    Operands<Exec, T> o(columns);
+    const Kokkos::View<T*, typename Exec::memory_space> bias("bias of T", columns);
+    fill(bias, 14);
+    Described c_bias(bias);
+    const auto scale = step(KOKKOSSOFTMAX_SCALE, 0.37), causal = causal_step(columns / 2);
+    const auto mask = step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask});
+    const auto of_t = step_of(KOKKOSSOFTMAX_BIAS, {&c_bias}),
+               of_float = step_of(KOKKOSSOFTMAX_BIAS, {&o.c_bias});
+    const auto temperature = step_of(KOKKOSSOFTMAX_TEMPERATURE, {&o.c_temperature});
+    const Steps chains[] = {{scale},
+                            {causal},
+                            {causal, scale},
+                            {mask},
+                            {mask, scale, causal},
+                            {of_t},
+                            {scale, of_float},
+                            {scale, of_t, mask},
+                            {causal, scale, mask, of_float},
+                            {of_t, scale},
+                            {mask, mask},
+                            {temperature},
+                            {temperature, mask}};
+    for (const Steps& chain : chains) {
+      Steps longer = chain;
+      longer.insert(longer.end(), 2, step(KOKKOSSOFTMAX_SCALE, 1));
+      for (const Call call : {softmax, log_softmax}) {
+        const View y("y", o.x.layout()), z("z", o.x.layout());
+        Described cx(o.x), cy(y), cz(z);
+        ASSERT_EQ(call_c(call, cx, cy, 2, chain), KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error();
+        const std::string ran = kokkossoftmax_last_implementation();
+        ASSERT_EQ(call_c(call, cx, cz, 2, longer), KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error();
+        EXPECT_EQ(ran, kokkossoftmax_last_implementation());
+        EXPECT_EQ(bytes_of(y), bytes_of(z))
+            << "columns " << columns << ", chain " << &chain - chains << ", call " << call << ", " << ran;
+      }
+    }
+  }
+}
+
+TYPED_TEST(CChains, SameBitsWithoutKernelsOfItsOwn) {
+  same_bits_without_kernels_of_its_own<TypeParam, float>();
+  same_bits_without_kernels_of_its_own<TypeParam, double>();
+  same_bits_without_kernels_of_its_own<TypeParam, ks::bhalf_t>();
+}
+
 TYPED_TEST(CChains, SeveralThreads) {
   using Exec = TypeParam;
   const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 20, 3000),

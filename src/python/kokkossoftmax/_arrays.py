@@ -125,7 +125,7 @@ class TorchFamily(Family):
 
 class NumpyFamily(Family):
     def __init__(self, numpy):
-        self.numpy = numpy
+        self.library, self.name = numpy, "NumPy"
         self.strides = {}  # from bytes to elements
         self.scalars = {}
         for name, scalar in (("float32", _c.FLOAT), ("float64", _c.DOUBLE), ("float16", _c.HALF), ("bool", _c.BOOL)):
@@ -150,6 +150,9 @@ class NumpyFamily(Family):
             address = _dlpack.address(array.__dlpack__())
         except (AttributeError, BufferError):  # read-only, bfloat16, a NumPy from before DLPack: several times as slow
             address = array.__array_interface__["data"][0]
+        return address, (scalar, _HOST, -1, array.shape, self.strides_of(array, scalar, name)), array
+
+    def strides_of(self, array, scalar, name):
         strides = array.strides
         found = self.strides.get((strides, scalar))
         if found is None:
@@ -160,13 +163,34 @@ class NumpyFamily(Family):
             found = tuple(stride // size for stride in strides)
             if len(self.strides) < 1000:
                 self.strides[strides, scalar] = found
-        return address, (scalar, _HOST, -1, array.shape, found), array
+        return found
 
     def empty(self, like, form, scalar, shape):
         dtype = self.dtypes.get(scalar)
         if dtype is None:
-            raise ValueError(f"kokkossoftmax: NumPy has no {_c.SCALAR_NAMES[scalar]} of its own; pass out=")
-        return self.numpy.empty(shape, dtype)
+            raise ValueError(f"kokkossoftmax: {self.name} has no {_c.SCALAR_NAMES[scalar]} of its own; pass out=")
+        return self.library.empty(shape, dtype)
+
+
+class CupyFamily(NumpyFamily):
+    """CuPy's arrays have NumPy's dtypes and strides. (Through DLPack, CuPy 14 tells strides below 0 wrongly.)"""
+
+    def __init__(self, cupy):
+        super().__init__(sys.modules["numpy"])
+        self.library, self.name = cupy, "CuPy"
+
+    def describe(self, array, name, written=False):
+        scalar = self.scalars.get(array.dtype)
+        if scalar is None:
+            scalar = self.scalar_of(array.dtype, name)
+        data = array.data
+        return data.ptr, (scalar, _CUDA, data.device_id, array.shape, self.strides_of(array, scalar, name)), array
+
+    def stream(self, device):
+        return self.library.cuda.get_current_stream().ptr
+
+    def is_capturing(self):
+        return self.library.cuda.get_current_stream().is_capturing()
 
 
 _DLPACK_SCALARS = {
@@ -214,22 +238,6 @@ class DlpackFamily(Family):
             device = "cpu" if form[1] == _HOST else f"cuda:{form[2]}"
             return torch.empty(shape, dtype=family_of_type(torch.Tensor).dtypes[scalar], device=device)
         raise ValueError(f"kokkossoftmax: no library is known that makes the output for a {type(like).__name__}; pass out=")
-
-
-class CupyFamily(DlpackFamily):
-    def __init__(self, cupy):
-        self.cupy = cupy
-
-    def empty(self, like, form, scalar, shape):
-        if scalar == _c.BFLOAT16:
-            raise ValueError("kokkossoftmax: CuPy has no bfloat16 of its own; pass out=")
-        return self.cupy.empty(shape, _c.SCALAR_NAMES[scalar])
-
-    def stream(self, device):
-        return self.cupy.cuda.get_current_stream().ptr
-
-    def is_capturing(self):
-        return self.cupy.cuda.get_current_stream().is_capturing()
 
 
 class JaxFamily(DlpackFamily):
