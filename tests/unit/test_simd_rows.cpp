@@ -147,29 +147,35 @@ TEST_F(SimdRows, LongWorkUsesTheInstancesThreadsAndNoOthers) {
 // Large calls store past the caches, fetch ahead and share rows otherwise than small ones; the bits are those
 // of a row alone. 80 MB, more than the caches of most machines, at every alignment of the output.
 template <class T>
-void check_large(const Exec& exec, Operation operation, std::int64_t columns, int offset) {
+void check_large(const Exec& exec, Operation operation, std::int64_t columns, int offset,
+                 bool in_place = false) {
   const std::int64_t rows = (std::int64_t(80) << 20) / static_cast<std::int64_t>(sizeof(T)) / columns;
+  constexpr std::int64_t kinds = 5;  // of rows, one after the other
   using Flat = Kokkos::View<T*, Exec::memory_space>;
-  const Flat x(Kokkos::view_alloc(Kokkos::WithoutInitializing, "x"), rows * columns + offset),
-      y(Kokkos::view_alloc(Kokkos::WithoutInitializing, "y"), rows * columns + offset + 64);
-  Random random(5);
-  std::vector<T> row(static_cast<std::size_t>(columns));
-  for (T& v : row) v = T(static_cast<float>(random.uniform(-8, 8)));
-  for (std::int64_t r = 0; r < rows; ++r)
-    std::memcpy(static_cast<void*>(x.data() + offset + r * columns), row.data(), row.size() * sizeof(T));
-  const T mark(-7.0f);
-  for (std::int64_t i = 0; i < offset; ++i) y.data()[i] = mark;
-  for (std::int64_t i = 0; i < 64; ++i) y.data()[offset + rows * columns + i] = mark;
+  const Flat x(Kokkos::view_alloc(Kokkos::WithoutInitializing, "x"), rows * columns + offset + 64);
+  const Flat y =
+      in_place ? x : Flat(Kokkos::view_alloc(Kokkos::WithoutInitializing, "y"), rows * columns + offset + 64);
   using Rows =
       Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
   const Kokkos::View<T*, Exec::memory_space> lse("lse", 1);
-  const Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space> alone("alone", 1, columns);
-  call(operation, exec, Rows(row.data(), 1, columns), alone, lse, 1);
+  const Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space> kind("kind", kinds, columns),
+      alone("alone", kinds, columns);
+  Random random(5);
+  for (std::int64_t i = 0; i < kinds * columns; ++i)
+    kind.data()[i] = T(static_cast<float>(random.uniform(-8, 8)));
+  const std::size_t bytes = static_cast<std::size_t>(columns) * sizeof(T);
+  for (std::int64_t k = 0; k < kinds; ++k)
+    call(operation, exec, Rows(&kind(k, 0), 1, columns), Rows(&alone(k, 0), 1, columns), lse, 1);
+  for (std::int64_t r = 0; r < rows; ++r)
+    std::memcpy(static_cast<void*>(x.data() + offset + r * columns), &kind(r % kinds, 0), bytes);
+  const T mark(-7.0f);
+  for (std::int64_t i = 0; i < offset; ++i) y.data()[i] = mark;
+  for (std::int64_t i = 0; i < 64; ++i) y.data()[offset + rows * columns + i] = mark;
   call(operation, exec, Rows(x.data() + offset, rows, columns), Rows(y.data() + offset, rows, columns), lse,
        1);
   std::int64_t different = 0;
   for (std::int64_t r = 0; r < rows; ++r)
-    different += std::memcmp(y.data() + offset + r * columns, alone.data(), row.size() * sizeof(T)) != 0;
+    different += std::memcmp(y.data() + offset + r * columns, &alone(r % kinds, 0), bytes) != 0;
   EXPECT_EQ(different, 0) << "rows of " << columns << " " << ks::scalar_name<T>() << ", offset " << offset;
   for (std::int64_t i = 0; i < offset; ++i)
     EXPECT_EQ(static_cast<float>(y.data()[i]), -7.0f) << "before the output";
@@ -187,6 +193,12 @@ TEST_F(SimdRows, LargeCallsGiveTheBitsOfSmallOnes) {
     check_large<double>(exec, operation, 64, 0);
     check_large<float>(exec, operation, 128, 16);
     check_large<ks::half_t>(exec, operation, 1024, 0);
+    // Short rows that share lines of the output.
+    check_large<float>(exec, operation, 33, 5);
+    check_large<float>(exec, operation, 250, 16, true);
+    check_large<double>(exec, operation, 61, 7);
+    check_large<ks::half_t>(exec, operation, 100, 9, true);
+    check_large<ks::bhalf_t>(exec, operation, 509, 31);
     // Whole lines behind the last whole step.
     check_large<float>(exec, operation, 1008, 0);
     check_large<ks::bhalf_t>(exec, operation, 1120, 32);

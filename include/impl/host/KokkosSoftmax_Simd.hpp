@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 // The intrinsics with a mask of ones (maskz): those without trip a warning of g++ about their undefined
@@ -458,6 +459,19 @@ struct SimdOps {
 #endif
     stream(p, v0);
     stream(p + width, v1);
+  }
+
+  /// A cache line of any type, likewise.
+  KOKKOSSOFTMAX_HOST_FUNCTION static void stream_line(void* to, const void* from) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_loadu_si512(from));
+#elif defined(__AVX2__)
+    for (int i = 0; i < 2; ++i)
+      _mm256_stream_si256(static_cast<__m256i*>(to) + i,
+                          _mm256_loadu_si256(static_cast<const __m256i*>(from) + i));
+#else
+    std::memcpy(to, from, 64);
+#endif
   }
 
  private:

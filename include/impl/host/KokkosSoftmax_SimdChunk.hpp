@@ -12,6 +12,8 @@
 #include <impl/host/KokkosSoftmax_Simd.hpp>
 #include <impl/portable/KokkosSoftmax_RowBlocks.hpp>
 
+#include <cstring>
+
 namespace KokkosSoftmax::impl {
 
 /// What decides the bits: the type alone.
@@ -246,6 +248,77 @@ KOKKOSSOFTMAX_HOST_FUNCTION void chunk_write(const Source& source, index_type co
   WriteWork<Acc, Source, Out, Formula>(source, count, y, stream, formula).finish();
 }
 
+/// Outputs of rows that lie one behind the other in y and share cache lines: they wait in the first-level
+/// cache until whole lines of them are streamed past all caches, `burst` after `burst`. `least` wait: a line
+/// that two stores made can be read when both have left the queue in which streaming stores wait for memory.
+template <class Acc, class Out>
+class SharedLines {
+ public:
+  /// Rows that gain by it: of longer ones the few lines that are shared cost less.
+  static constexpr index_type longest = 1024 / sizeof(Out);
+
+  SharedLines(Out* y, index_type columns)
+      : y_(y - begin_in_line(y)),
+        begin_(begin_in_line(y)),
+        end_(begin_),
+        count_(begin_),
+        turn_at_(columns + least + burst + 2 * line) {}
+
+  /// Where the next row's outputs go.
+  KOKKOSSOFTMAX_HOST_FUNCTION Out* add(index_type columns) {
+    if (end_ >= turn_at_) {
+      turn_ = end_ / line * line;
+      std::memcpy(waiting_, waiting_ + turn_, 64);
+      end_ -= turn_;
+    }
+    Out* const at = waiting_ + end_;
+    end_ += columns;
+    count_ += columns;
+    return at;
+  }
+  /// To be called after each row.
+  KOKKOSSOFTMAX_HOST_FUNCTION void stream() {
+    if (count_ >= least + burst) stream_all_but(least);
+  }
+  void finish() {
+    stream_all_but(0);
+    write(count_);
+  }
+
+ private:
+  static constexpr auto line = static_cast<index_type>(64 / sizeof(Out));
+  static constexpr index_type least = 4096 / sizeof(Out), burst = 2048 / sizeof(Out);
+  static index_type begin_in_line(const Out* y) {
+    return static_cast<index_type>(reinterpret_cast<std::uintptr_t>(y) % 64 / sizeof(Out));
+  }
+  void stream_all_but(index_type rest) {
+    for (; count_ >= rest + line; count_ -= line, from_ += line, y_ += line) {
+      if (from_ == turn_) from_ = turn_ = 0;
+      if (begin_ == 0) {
+        announce_next_page(y_, 64);
+        SimdOps<Acc>::stream_line(y_, waiting_ + from_);
+      } else {
+        write(line);
+      }
+    }
+    if (from_ == turn_) from_ = turn_ = 0;
+  }
+  /// The outputs up to `end` of a line, without those of others before them.
+  void write(index_type end) {
+    std::memcpy(y_ + begin_, waiting_ + from_ + begin_, static_cast<std::size_t>(end - begin_) * sizeof(Out));
+    begin_ = 0;
+  }
+
+  Out* y_;               ///< where waiting_[from_] goes
+  index_type begin_;     ///< outputs of others at the beginning of the first line
+  index_type from_ = 0;  ///< the line that goes next
+  index_type end_;       ///< behind the outputs added last
+  index_type count_;     ///< from the one to the other
+  index_type turn_at_;   ///< here all that waits leaves room for a row, and a vector, at the front
+  index_type turn_ = 0;  ///< if not 0: here the lines that wait go on at the front
+  alignas(64) Out waiting_[2 * longest + least + burst + 4 * line];
+};
+
 /// exponential * factor.
 template <class Acc>
 struct ScaledExponential {
@@ -345,17 +418,21 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedVector<Acc> chunk_exponentials(const Sour
       if (i == beside) written.finish();
     }
     while (i + step <= end) four();
-    if (i + w <= end) a0 = a0 + one(i), i += w;
-    if (i + w <= end) a1 = a1 + one(i), i += w;
-    if (i + w <= end) a2 = a2 + one(i), i += w;
-    if (i < end) {
-      const int rest = static_cast<int>(end - i);
-      const Vector e = exp_of_vector_difference<Ops>(source.part(i, rest) - m);
-      if constexpr (keep == Keep::staged) Ops::store(kept + i, e);
-      if constexpr (keep == Keep::exactly) Ops::store_part(kept + i, e, rest);
-      a3 = a3 + e;
-      i = end;
-    }
+    // What is less than a step, each vector to the accumulator of its place.
+    const auto rest = [&](Vector & a) __attribute__((always_inline)) {
+      if (i + w <= end) {
+        a = a + one(i);
+        i += w;
+      } else if (i < end) {
+        const int of_vector = static_cast<int>(end - i);
+        const Vector e = exp_of_vector_difference<Ops>(source.part(i, of_vector) - m);
+        if constexpr (keep == Keep::staged) Ops::store(kept + i, e);
+        if constexpr (keep == Keep::exactly) Ops::store_part(kept + i, e, of_vector);
+        a = a + e;
+        i = end;
+      }
+    };
+    rest(a0), rest(a1), rest(a2), rest(a3);
     const Vector part = (a0 + a1) + (a2 + a3);
     if (first) {
       sum.sum = part;
@@ -366,31 +443,6 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedVector<Acc> chunk_exponentials(const Sour
   next.finish();
   next_work = next;
   return sum;
-}
-
-/// The same for a row of one or two whole steps, where all the rest would cost more than the
-/// exponentials. Returns the sum; `top`: the largest of `next`.
-template <Keep keep, class Acc, class Source, class Next, class Ahead, class Written>
-KOKKOSSOFTMAX_HOST_FUNCTION simd<Acc> row_exponentials(const Source& source, index_type count,
-                                                       const simd<Acc>& m, Acc* kept, const Next& next,
-                                                       Ahead ahead, Written written, simd<Acc>& top) {
-  using Ops = SimdOps<Acc>;
-  using Vector = typename Ops::Vector;
-  constexpr int w = Ops::width;
-  Vector a[vectors_of_step], t[2] = {Vector(-infinity_v<Acc>), Vector(-infinity_v<Acc>)};
-  for (Vector& sum : a) sum = Vector(Acc(0));
-  for (index_type i = 0; i < count; i += vectors_of_step * w) {
-    written.step();
-    if (ahead.at) ahead.fetch();
-    for (int k = 0; k < vectors_of_step; ++k) t[k % 2] = Ops::larger(next(i + k * w), t[k % 2]);
-    for (int k = 0; k < vectors_of_step; ++k) {
-      const Vector e = exp_of_vector_difference<Ops>(source(i + k * w) - m);
-      if constexpr (keep != Keep::none) Ops::store(kept + i + k * w, e);
-      a[k] = a[k] + e;
-    }
-  }
-  top = Ops::larger(t[0], t[1]);
-  return (a[0] + a[1]) + (a[2] + a[3]);
 }
 
 /// The same for logsumexp, of which 4 eps are asked: next to a term of 1 even a few small ones must not be

@@ -10,6 +10,8 @@
 
 #include <impl/host/KokkosSoftmax_SimdChunk.hpp>
 
+#include <optional>
+
 namespace KokkosSoftmax::impl {
 
 /// What one thread does with rows. `direct`: the logits are taken from x as they lie there, and y is
@@ -45,7 +47,12 @@ class SimdRowWork {
     constexpr index_type half = Plan::chunk + w;
     alignas(64) Acc stages[direct ? half : 2 * half];
     const auto most = std::min<index_type>(most_rows, std::max<index_type>(1, Plan::batch / padded()));
-    const bool overlap = writes && problem_.geometry.y_column_stride == 1, even = is_even();
+    const bool overlap = writes && problem_.geometry.y_column_stride == 1;
+    const bool whole_lines = writes && has_whole_lines();
+    std::optional<Lines> shared;
+    if (overlap && stream_ && columns_ <= Lines::longest && !whole_lines && rows_continue())
+      shared.emplace(problem_.y + problem_.geometry.row(begin).y_offset, columns_);
+    Lines* const lines = shared ? &*shared : nullptr;
     Batch batches[3];
     Batch *batch = batches, *next = batches + 1, *before = batches + 2;
     begin_batch(begin, std::min(most, end - begin), stages, *batch);
@@ -64,15 +71,12 @@ class SimdRowWork {
       // Logits that were transformed wait where exponentials are: another batch needs another place.
       Acc* stage = direct || batch->stage != stages ? stages : stages + half;
       begin_batch(first + most, std::min(most, end - first - most), stage, *next);
-      if (even && before->rows == most_rows && next->rows == most_rows) {
-        reduce_even_batch(*batch, *next, *before);
-      } else {
-        reduce_batch(*batch, *next, *before);
-      }
+      if (!reduce_if_few_vectors(*batch, *next, *before, whole_lines, lines))
+        reduce_batch(*batch, *next, *before, lines);
       if constexpr (writes) {
-        for (int k = batch->rows; k < before->rows; ++k) write_row(*before, k);
+        for (int k = batch->rows; k < before->rows; ++k) write_row(*before, k, lines);
         if (!overlap) {
-          for (int k = 0; k < batch->rows; ++k) write_row(*batch, k);
+          for (int k = 0; k < batch->rows; ++k) write_row(*batch, k, nullptr);
         }
       }
       Batch* done = before;
@@ -82,7 +86,8 @@ class SimdRowWork {
       if (!overlap) before->rows = 0;
     }
     if constexpr (writes) {
-      for (int k = 0; k < before->rows; ++k) write_row(*before, k);
+      for (int k = 0; k < before->rows; ++k) write_row(*before, k, lines);
+      if (lines) lines->finish();
     }
   }
 
@@ -177,6 +182,7 @@ class SimdRowWork {
  private:
   static constexpr int most_rows = w;
   static constexpr bool writes = operation != Operation::logsumexp;
+  using Lines = SharedLines<Acc, Out>;
 
   /// Rows that are reduced together.
   struct Batch {
@@ -210,11 +216,19 @@ class SimdRowWork {
   index_type padded() const { return ceil_div(columns_, w) * w; }
   index_type y_stride() const { return direct ? 1 : problem_.geometry.y_column_stride; }
 
-  void begin_batch(index_type first, index_type rows, Acc* stage, Batch& batch) const {
+  [[gnu::noinline]] void begin_batch(index_type first, index_type rows, Acc* stage, Batch& batch) const {
     batch.rows = static_cast<int>(std::max<index_type>(rows, 0));
     batch.stage = stage;
+    const RowGeometry& g = problem_.geometry;
+    if (g.rank == 1) {
+      for (int k = 0; k < batch.rows; ++k) {
+        batch.x[k] = problem_.x + (first + k) * g.x_stride[0];
+        batch.y[k] = problem_.y + (first + k) * g.y_stride[0];
+      }
+      return;
+    }
     for (int k = 0; k < batch.rows; ++k) {
-      const RowGeometry::Row row = problem_.geometry.row(first + k);
+      const RowGeometry::Row row = g.row(first + k);
       batch.x[k] = problem_.x + row.x_offset;
       batch.y[k] = problem_.y + row.y_offset;
     }
@@ -224,48 +238,114 @@ class SimdRowWork {
     for (int k = 0; k < batch.rows; ++k) {
       Acc* stage = batch.stage + k * padded();
       load_logits(Row(problem_, first + k), 0, columns_, stage);
-      batch.max[k] = chunk_max<Acc>(StagedValues<Acc>{stage}, columns_);
+      const Acc max = chunk_max<Acc>(StagedValues<Acc>{stage}, columns_);
+      batch.max[k] = writes ? finite_max(max) : max;
     }
   }
 
-  void keep_maxima(Batch& batch) const { Ops::store(batch.max, Ops::max_each(batch.top, batch.rows)); }
+  void keep_maxima(Batch& batch) const {
+    Vector max = Ops::max_each(batch.top, batch.rows);
+    // As finite_max has it; logsumexp asks whether there was +inf.
+    if constexpr (writes)
+      max = Ops::larger(Vector(-largest_v<Acc>), Ops::smaller(Vector(largest_v<Acc>), max));
+    Ops::store(batch.max, max);
+  }
 
-  /// Whether rows are one or two whole steps that begin where cache lines of y do.
-  bool is_even() const {
+  /// Whether each row of y begins where the one before ends.
+  bool rows_continue() const {
+    const RowGeometry& g = problem_.geometry;
+    return g.rank == 0 || (g.rank == 1 && g.y_stride[0] == columns_);
+  }
+
+  /// Whether outputs of one row share no cache line of y with those of another one.
+  bool has_whole_lines() const {
+    const RowGeometry& g = problem_.geometry;
+    constexpr auto line = static_cast<index_type>(64 / sizeof(Out));
+    bool whole = columns_ % line == 0 && reinterpret_cast<std::uintptr_t>(problem_.y) % 64 == 0;
+    for (int d = 0; d < g.rank; ++d) whole = whole && g.y_stride[d] % line == 0;
+    return whole;
+  }
+
+  /// reduce_batch for rows of at most so many vectors.
+  static constexpr int few_vectors = 8;
+  bool reduce_if_few_vectors(Batch& batch, Batch& next, const Batch& before, bool whole_lines,
+                             Lines* lines) const {
     if constexpr (direct && writes) {
-      const RowGeometry& g = problem_.geometry;
-      constexpr auto line = static_cast<index_type>(64 / sizeof(Out));
-      bool aligned = reinterpret_cast<std::uintptr_t>(problem_.y) % 64 == 0;
-      for (int d = 0; d < g.rank; ++d) aligned = aligned && g.y_stride[d] % line == 0;
-      return columns_ > 0 && columns_ <= 2 * vectors_of_step * w && columns_ % (vectors_of_step * w) == 0 &&
-             (aligned || !stream_);
+      if (stream_ && !whole_lines && !lines) return false;
+      return [&]<int... v>(std::integer_sequence<int, v...>) {
+        return ((ceil_div(columns_, w) == v + 1 &&
+                 (reduce_few_vectors<v + 1>(batch, next, before, whole_lines, lines), true)) ||
+                ...);
+      }
+      (std::make_integer_sequence<int, few_vectors>());
     } else {
       return false;
     }
   }
 
-  /// reduce_batch for three batches of as many rows that are even.
-  [[gnu::noinline]] void reduce_even_batch(Batch& batch, Batch& next, const Batch& before) const {
-    if constexpr (direct && writes) {
-      Vector sum[most_rows];
-      const index_type columns = columns_;
-      for (int k = 0; k < most_rows; ++k) {
-        const Outputs outputs = outputs_of_row(before, k);
-        const auto source = output_source(outputs);
-        const auto formula = output_formula(outputs);
-        using Write = WriteWork<Acc, std::remove_const_t<decltype(source)>, Out,
-                                std::remove_const_t<decltype(formula)>>;
-        sum[k] = row_exponentials<kept_while_staged>(
-            LogitsInMemory<Acc, In>{batch.x[k]}, columns, Vector(finite_max(batch.max[k])),
-            batch.stage + k * columns, LogitsInMemory<Acc, In>{next.x[k]},
-            from_memory_ ? Ahead{next.x[k] + Ahead::lead} : Ahead{},
-            Write(source, columns, outputs.y, stream_, formula, true), next.top[k]);
+  /// reduce_batch for rows of `vectors` vectors, where all the rest would cost more than the exponentials.
+  template <int vectors>
+  [[gnu::noinline]] void reduce_few_vectors(Batch& batch, Batch& next, const Batch& before, bool whole_lines,
+                                            Lines* lines) const {
+    Vector sum[most_rows];
+    const int rest = static_cast<int>(columns_) - (vectors - 1) * w;
+    const auto load = [&](const In* x, int v) __attribute__((always_inline)) {
+      if (v + 1 < vectors || rest == w) return Ops::load(x + v * w);
+      return Ops::load_part(x + v * w, rest, -infinity_v<Acc>);
+    };
+    constexpr int row = vectors * w;
+    for (int k = 0; k < batch.rows; ++k) {
+      Acc* stage = batch.stage + k * row;
+      if (k < before.rows) {
+        Out* y = lines ? lines->add(columns_) : before.y[k];
+        const auto formula =
+            output_formula({before.x[k], stage, y, columns_, before.max[k], before.factor[k]});
+        const auto output = [&](int v) __attribute__((always_inline)) {
+          return formula(operation == Operation::softmax ? Ops::load(stage + v * w) : load(before.x[k], v),
+                         0);
+        };
+        if (whole_lines && stream_) {
+          announce_next_page(y, row * sizeof(Out));
+          if constexpr (64 / sizeof(Out) <= w) {
+            for (int v = 0; v < vectors; ++v) Ops::stream(y + v * w, output(v));
+          } else {
+            for (int v = 0; v + 1 < vectors; v += 2) Ops::stream(y + v * w, output(v), output(v + 1));
+          }
+        } else {
+          for (int v = 0; v + 1 < vectors; ++v) Ops::store(y + v * w, output(v));
+          if (rest == w || lines) {
+            Ops::store(y + (vectors - 1) * w, output(vectors - 1));
+          } else {
+            Ops::store_part(y + (vectors - 1) * w, output(vectors - 1), rest);
+          }
+        }
+        if (lines) lines->stream();
       }
-      finish_sums(sum, sum, batch);
+      const Vector m(batch.max[k]);
+      Vector a[vectors_of_step];
+      for (int v = 0; v < vectors; ++v) {
+        const Vector e = exp_of_vector_difference<Ops>(load(batch.x[k], v) - m);
+        if constexpr (kept_while_staged != Keep::none) Ops::store(stage + v * w, e);
+        a[v % vectors_of_step] = v < vectors_of_step ? e : a[v % vectors_of_step] + e;
+      }
+      if constexpr (vectors > 1) a[0] = a[0] + a[1];
+      if constexpr (vectors > 3) a[2] = a[2] + a[3];
+      sum[k] = vectors > 2 ? a[0] + a[2] : a[0];
+      if (k < next.rows) {
+        const In* x = next.x[k];
+        constexpr auto line = static_cast<int>(64 / sizeof(In));
+        if (from_memory_) {
+          for (int i = 0; i < row; i += line) __builtin_prefetch(x + Ahead::lead + i, 0, 2);
+        }
+        Vector top = load(x, 0);
+        for (int v = 1; v < vectors; ++v) top = Ops::larger(load(x, v), top);
+        next.top[k] = top;
+      }
     }
+    finish_sums(sum, sum, batch);
   }
 
-  void reduce_batch(Batch& batch, Batch& next, const Batch& before) const {
+  void reduce_batch(Batch& batch, Batch& next, const Batch& before, Lines* lines) const {
     Vector sum[most_rows], low[most_rows];
     for (int k = 0; k < batch.rows; ++k) {
       const bool more = k < next.rows;
@@ -278,13 +358,14 @@ class SimdRowWork {
       } else {
         const auto beside = [&](auto written) {
           Acc* stage = batch.stage + k * padded();
-          const auto sums = chunk_exponentials<kept_while_staged>(
-              logits(batch.x[k], 0, stage), columns_, finite_max(batch.max[k]), stage, reads, written);
+          const auto sums = chunk_exponentials<kept_while_staged>(logits(batch.x[k], 0, stage), columns_,
+                                                                  batch.max[k], stage, reads, written);
           sum[k] = sums.sum;
           low[k] = sums.low;
         };
         if (k < before.rows) {
-          beside(writing(outputs_of_row(before, k)));
+          beside(writing(outputs_of_row(before, k), lines));
+          if (lines) lines->stream();
         } else {
           beside(NoWork{});
         }
@@ -295,7 +376,7 @@ class SimdRowWork {
   }
 
   /// From sums to what the last formula takes: RowResult for several rows.
-  void finish_sums(const Vector* sums, const Vector* lows, Batch& batch) const {
+  [[gnu::noinline]] void finish_sums(const Vector* sums, const Vector* lows, Batch& batch) const {
     Vector sum = Ops::sum_each(sums, batch.rows);
     if (columns_ > Plan::block) {
       const Vector rounded = sum + Ops::sum_each(lows, batch.rows);
@@ -312,7 +393,6 @@ class SimdRowWork {
       for (int k = 0; k < batch.rows; ++k)
         batch.factor[k] = RowResult<Acc>(operation, MaxSum<Acc>{Acc(0), sum_of[k]}).log_sum;
     }
-    for (int k = 0; k < batch.rows; ++k) batch.max[k] = finite_max(batch.max[k]);
   }
 
   Outputs outputs_of_row(const Batch& batch, int k) const {
@@ -338,7 +418,13 @@ class SimdRowWork {
     return exp_of_difference(state.max - result.max) * result.factor;
   }
 
-  void write_row(const Batch& batch, int k) const { write(outputs_of_row(batch, k)); }
+  void write_row(const Batch& batch, int k, Lines* lines) const {
+    if (lines) {
+      writing(outputs_of_row(batch, k), lines).finish();
+      return lines->stream();
+    }
+    write(outputs_of_row(batch, k));
+  }
 
   /// The maximum of a chunk of which nothing was read before; brings its logits into scratch where they do
   /// not come from x directly.
@@ -384,13 +470,16 @@ class SimdRowWork {
       return LogitMinusLogSum<Acc>{Vector(outputs.max), Vector(outputs.factor)};
     }
   }
-  auto writing([[maybe_unused]] const Outputs& outputs) const {
+  /// `lines`: through those that rows share.
+  auto writing([[maybe_unused]] const Outputs& outputs, [[maybe_unused]] Lines* lines = nullptr,
+               [[maybe_unused]] bool whole_lines = false) const {
     if constexpr (writes) {
       const auto source = output_source(outputs);
       const auto formula = output_formula(outputs);
       return WriteWork<Acc, std::remove_const_t<decltype(source)>, Out,
-                       std::remove_const_t<decltype(formula)>>(source, outputs.count, outputs.y, stream_,
-                                                               formula);
+                       std::remove_const_t<decltype(formula)>>(source, outputs.count,
+                                                               lines ? lines->add(outputs.count) : outputs.y,
+                                                               stream_ && !lines, formula, whole_lines);
     } else {
       return NoWork{};
     }

@@ -75,8 +75,10 @@ struct SimdTiles {
     } else {
       units = Plan::chunks(g.columns);
     }
-    // Enough of them for all threads.
-    lanes = std::min(lanes, ceil_div(g.rows * units, index_type(4) * concurrency));
+    // Enough of them for all threads, but not so narrow that threads get into each other's way where their
+    // lines meet.
+    lanes = std::min(lanes, std::max<index_type>(ceil_div(g.rows * units, index_type(4) * concurrency),
+                                                 2 * Plan::fewest_lanes));
     const int step = std::min(lanes, tiles.inner) >= Plan::group ? Plan::group : Plan::fewest_lanes;
     lanes = std::min(lanes, tiles.inner + step - 1);
     lanes = std::max<index_type>(lanes / step, 1) * step;
