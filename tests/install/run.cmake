@@ -61,8 +61,11 @@ function(check_names_no tree folder allowed)
   endforeach()
 endfunction()
 
+# What is installed, or built along, is looked at, not how fast it is.
+set(quickly -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DKokkosSoftmax_WARNINGS_AS_ERRORS=OFF)
+
 if(KIND STREQUAL "subdirectory")
-  consume("-DCONSUMER_SUBDIRECTORY=${SOURCE_DIR}" "-DCONSUMER_KOKKOS_SOURCES=${KOKKOS_SOURCES}" ${DEPENDENCIES})
+  consume("-DCONSUMER_SUBDIRECTORY=${SOURCE_DIR}" "-DCONSUMER_KOKKOS_SOURCES=${KOKKOS_SOURCES}" ${DEPENDENCIES} ${quickly})
   file(REMOVE_RECURSE "${WORK_DIR}")
   return()
 endif()
@@ -71,9 +74,7 @@ set(build_dir "${BUILD_DIR}")
 if(KIND STREQUAL "rebuilt_package")
   set(build_dir "${WORK_DIR}/build")
   run("Configuring the library" "${CMAKE_COMMAND}" -S "${SOURCE_DIR}" -B "${build_dir}" ${COMMON} ${DEPENDENCIES}
-      -DBUILD_SHARED_LIBS=${SHARED} -DKokkosSoftmax_ENABLE_TESTS=OFF -DKokkosSoftmax_ENABLE_PERF=OFF
-      # What is installed is looked at, not how fast it is.
-      -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DKokkosSoftmax_WARNINGS_AS_ERRORS=OFF
+      -DBUILD_SHARED_LIBS=${SHARED} -DKokkosSoftmax_ENABLE_TESTS=OFF -DKokkosSoftmax_ENABLE_PERF=OFF ${quickly}
   )
   run("Building the library" "${CMAKE_COMMAND}" --build "${build_dir}" --parallel ${CORES})
 endif()
