@@ -5,6 +5,7 @@
 // compiler sees: the same bits.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "descriptors.hpp"
@@ -140,6 +141,11 @@ void same_bits_without_kernels_of_its_own() {
                             {temperature},
                             {temperature, mask}};
     for (const Steps& chain : chains) {
+      // Logits of 16 bits that are nothing but kept or dropped are summed in a way of their own: see below.
+      const bool only_drops = std::all_of(chain.begin(), chain.end(), [](const kokkossoftmax_transform& one) {
+        return one.kind == KOKKOSSOFTMAX_MASK || one.kind == KOKKOSSOFTMAX_CAUSAL;
+      });
+      if (only_drops && sizeof(T) == 2) continue;
       Steps longer = chain;
       longer.insert(longer.end(), 2, step(KOKKOSSOFTMAX_SCALE, 1));
       for (const Call call : {softmax, log_softmax}) {
@@ -160,6 +166,17 @@ TYPED_TEST(CChains, SameBitsWithoutKernelsOfItsOwn) {
   same_bits_without_kernels_of_its_own<TypeParam, float>();
   same_bits_without_kernels_of_its_own<TypeParam, double>();
   same_bits_without_kernels_of_its_own<TypeParam, ks::bhalf_t>();
+}
+
+// A causal mask that keeps everything changes no bits.
+TYPED_TEST(CChains, SameBitsOfDroppedLogits) {
+  for (const int columns : lengths) {
+    Operands<TypeParam, ks::bhalf_t> o(columns);
+    const auto mask = step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask});
+    same_bits<TypeParam, ks::bhalf_t>("mask", o, ks::mask(o.mask), {mask});
+    same_bits<TypeParam, ks::bhalf_t>("mask and causal", o, ks::mask(o.mask), {mask, causal_step(columns)});
+    same_bits<TypeParam, ks::bhalf_t>("causal and mask", o, ks::mask(o.mask), {causal_step(columns), mask});
+  }
 }
 
 TYPED_TEST(CChains, SeveralThreads) {
