@@ -5,7 +5,8 @@
  * KokkosSoftmax from C (C11), and from every language that calls C: softmax, log_softmax, logsumexp and the
  * fused heads over plain descriptors of memory. A library of its own, `kokkossoftmax_c`; its users know
  * nothing of Kokkos. What the results mean is what it means in C++ (KokkosSoftmax_Softmax.hpp,
- * KokkosSoftmax_Linear.hpp, README): the same kernels run, and the results have the same bits.
+ * KokkosSoftmax_Linear.hpp, README): the same kernels run, and the results have the same bits. (Except that
+ * on CUDA a chain of several masks of one kind, and nothing else, rounds long rows of 16 bits otherwise.)
  *
  * \section errors Errors
  * Every call that can fail returns a kokkossoftmax_status. A status other than KOKKOSSOFTMAX_OK leaves a
