@@ -85,8 +85,8 @@ class TransformedPeer(peer.Peer):
         case, torch = self.case, self.torch
         rows = case.x.shape[0]
         index = torch.tensor(sorted({0, rows // 2, rows - 1}), device=case.device)
-        pick = lambda t: (t if t.shape[0] != rows else t[index]).double() if t.dtype != torch.bool else (t if t.shape[0] != rows else t[index])
-        operands = {name: pick(t) for name, t in case.operands.items()}
+        operands = {name: t[index] if t.shape[0] == rows else t for name, t in case.operands.items()}
+        operands = {name: t if t.dtype == torch.bool else t.double() for name, t in operands.items()}
         reference = torch.softmax(case.transformed(case.x[index].double(), operands, index), 1)
         reference = reference.nan_to_num(0)  # a row that a mask drops whole
         error = (self.y[index].double() - reference).abs() / reference

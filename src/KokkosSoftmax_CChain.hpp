@@ -514,10 +514,10 @@ template <class Exec, class In, class Out>
 bool call_named_rows(const Exec& exec, const RowsCall& call,
                      const impl::RowsProblem<In, Out, BoundAnyChain>& problem);
 
-template <class Exec, class In, class Out>
-bool run_named_rows(const Exec& exec, const RowsCall& call,
-                    const impl::RowsProblem<In, Out, BoundAnyChain>& problem) {
-  if constexpr (std::is_same_v<Exec, Kokkos::DefaultHostExecutionSpace>) {
+template <class Exec, class Problem>
+bool run_named_rows(const Exec& exec, const RowsCall& call, const Problem& problem) {
+  if constexpr (std::is_same_v<Exec, Kokkos::DefaultHostExecutionSpace> ||
+                !std::is_same_v<typename Problem::Transform, BoundAnyChain>) {
     return false;
   } else {
     return call_named_rows(exec, call, problem);
