@@ -434,20 +434,24 @@ using BoundBias = BoundWithOperand<T, Plus>;
 template <class T>
 using BoundFactors = BoundWithOperand<T, Times>;
 
-/// value / divisor, for a divisor that many values share. On a device the compiler makes the reciprocal once,
-/// and the product with it is corrected by its remainder, which leaves 0.51 units in the last place; a
-/// device's own division takes three times as many instructions.
+/// value / divisor to 0.51 units in the last place, as a product with the reciprocal, which is corrected by
+/// its remainder: a third of the instructions of a device's own division where many values share the divisor.
+KOKKOS_FORCEINLINE_FUNCTION float corrected_quotient(float value, float divisor) {
+  // What is close to 0 has no reciprocal.
+  const float factor = Kokkos::fabs(divisor) < 0x1p-100f ? 0x1p64f : 1.0f;
+  value *= factor;
+  divisor *= factor;
+  const float reciprocal = 1.0f / divisor;
+  const float quotient = value * reciprocal;
+  const float corrected = Kokkos::fma(Kokkos::fma(-quotient, divisor, value), reciprocal, quotient);
+  return corrected == corrected ? corrected : quotient;  // an infinity has no remainder
+}
+
+/// value / divisor, for a divisor that many values share.
 template <class Acc>
 KOKKOS_FORCEINLINE_FUNCTION Acc shared_quotient(Acc value, Acc divisor) {
   if constexpr (std::is_same_v<Acc, float>) {
-    KOKKOS_IF_ON_DEVICE(
-        (const float reciprocal = 1.0f / divisor;
-         // Of 0 and of what is close to it there is none; the same for all values.
-         if (!(Kokkos::fabs(reciprocal) <= Kokkos::Experimental::finite_max_v<float>)) return value / divisor;
-         const float quotient = value * reciprocal;
-         const float corrected = Kokkos::fma(Kokkos::fma(-quotient, divisor, value), reciprocal, quotient);
-         // An infinity has no remainder.
-         return corrected == corrected ? corrected : quotient;))
+    KOKKOS_IF_ON_DEVICE((return corrected_quotient(value, divisor);))
   }
   return value / divisor;
 }
