@@ -70,6 +70,17 @@ concept view_of_operand = requires(const View& view) {
 // column. One that has on_vector does the same on the host to a vector of consecutive columns, the first of
 // them given: Ops is SimdOps (impl/host/KokkosSoftmax_Simd.hpp), and this file knows no vectors.
 
+/// Says whether it makes -inf or NaN of a logit of -inf: where it does, and no result is NaN, whoever applies
+/// it need not look for -inf.
+template <class T>
+concept knows_of_minus_infinity = requires(const T& t) {
+  t.keeps_minus_infinity();
+};
+template <class RowStage>
+concept drops_logits = requires(const RowStage& stage) {
+  stage.keeps(index_type(0));
+};
+
 /// rounded_product() of the host's vectors.
 template <class Ops>
 typename Ops::Vector rounded_product_of_vectors(const typename Ops::Vector& a,
@@ -269,6 +280,9 @@ struct BoundFunctor {
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return static_cast<Acc>((*f)(value, row, column));
     }
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const requires(knows_of_minus_infinity<F>) {
+      return f->keeps_minus_infinity();
+    }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const
         requires(takes_vectors_of_columns<F, typename Ops::Vector> ||
@@ -379,6 +393,9 @@ struct BoundWithOperand {
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return Combine::of(value, load_as<Acc>(operand(column)));
     }
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const requires(Combine::keeps_minus_infinity) {
+      return true;
+    }
     template <int width>
     KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours(index_type first) const {
       return operand.template has_neighbours<width>(first);
@@ -408,6 +425,7 @@ struct BoundWithOperand {
 };
 
 struct Plus {
+  static constexpr bool keeps_minus_infinity = true;
   template <class Acc>
   static KOKKOS_FORCEINLINE_FUNCTION Acc of(Acc value, Acc operand) {
     return value + operand;
@@ -419,6 +437,7 @@ struct Plus {
 };
 
 struct Times {
+  static constexpr bool keeps_minus_infinity = false;  // of a factor below 0
   template <class Acc>
   static KOKKOS_FORCEINLINE_FUNCTION Acc of(Acc value, Acc operand) {
     return rounded_product(value, operand);
@@ -465,6 +484,9 @@ struct BoundTemperature {
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
       return shared_quotient(value, load_as<Acc>(*temperature));
+    }
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const {
+      return load_as<double>(*temperature) > 0;
     }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type) const {
@@ -534,6 +556,18 @@ KOKKOS_FORCEINLINE_FUNCTION bool stage_takes_neighbours(const RowStage& stage, i
   }
 }
 
+/// A stage that drops logits never makes anything else of any.
+template <class RowStage>
+concept may_keep_minus_infinity = knows_of_minus_infinity<RowStage> || drops_logits<RowStage>;
+template <may_keep_minus_infinity RowStage>
+KOKKOS_FORCEINLINE_FUNCTION bool stage_keeps_minus_infinity(const RowStage& stage) {
+  if constexpr (knows_of_minus_infinity<RowStage>) {
+    return stage.keeps_minus_infinity();
+  } else {
+    return true;
+  }
+}
+
 /// The same as apply_stage for neighbouring columns, a multiple of their number behind one from which on
 /// stage_takes_neighbours.
 template <int width, class RowStage, class Acc>
@@ -592,6 +626,10 @@ struct BoundChain {
       apply_stage_to_neighbours<width>(a, value, kept, first);
       apply_stage_to_neighbours<width>(b, value, kept, first);
     }
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const
+        requires(may_keep_minus_infinity<RowA>&& may_keep_minus_infinity<RowB>) {
+      return stage_keeps_minus_infinity(a) && stage_keeps_minus_infinity(b);
+    }
     template <class Map>
     KOKKOS_FORCEINLINE_FUNCTION auto map_operands(const Map& map) const {
       const auto mapped_a = impl::map_operands(a, map);
@@ -625,13 +663,14 @@ inline constexpr bool only_drops<BoundChain<A, B>> = only_drops<A>&& only_drops<
 
 /// A logit as the softmax sees it. Masking is sticky: what a mask drops, and an input of -inf, stays -inf
 /// whatever else is in the chain. (The choice at the end also keeps the compiler from fusing the chain's last
-/// product with the subtraction of the maximum, which was found among rounded logits.)
-template <class Acc, class TransformRow>
+/// product with the subtraction of the maximum, which was found among rounded logits.) Logits of -inf need
+/// not be looked for where the stage keeps_minus_infinity.
+template <class Acc, bool looks_for_minus_infinity = true, class TransformRow>
 KOKKOS_FORCEINLINE_FUNCTION Acc transformed(const TransformRow& row, Acc value, index_type column) {
   if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
     return value;
   } else {
-    bool kept = value != -infinity_v<Acc>;
+    bool kept = !looks_for_minus_infinity || value != -infinity_v<Acc>;
     Acc result = value;
     apply_stage(row, result, kept, column);
     return kept ? result : -infinity_v<Acc>;
@@ -639,12 +678,12 @@ KOKKOS_FORCEINLINE_FUNCTION Acc transformed(const TransformRow& row, Acc value, 
 }
 
 /// The same for neighbouring logits in the registers of a device's thread, to the same bits.
-template <int width, class Acc, class TransformRow>
+template <int width, bool looks_for_minus_infinity = true, class Acc, class TransformRow>
 KOKKOS_FORCEINLINE_FUNCTION void transform_neighbours(const TransformRow& row, Acc (&value)[width],
                                                       index_type first) {
   if constexpr (!std::is_same_v<TransformRow, BoundIdentity::Row>) {
     bool kept[width];
-    for (int i = 0; i < width; ++i) kept[i] = value[i] != -infinity_v<Acc>;
+    for (int i = 0; i < width; ++i) kept[i] = !looks_for_minus_infinity || value[i] != -infinity_v<Acc>;
     apply_stage_to_neighbours<width>(row, value, kept, first);
     for (int i = 0; i < width; ++i) value[i] = kept[i] ? value[i] : -infinity_v<Acc>;
   }
@@ -863,6 +902,7 @@ auto as_transform(const T& t) {
 
 struct ScaleFunction {
   double factor;
+  KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const { return factor > 0; }
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return rounded_product(value, static_cast<Acc>(factor));
