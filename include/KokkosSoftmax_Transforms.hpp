@@ -246,6 +246,16 @@ KOKKOS_FORCEINLINE_FUNCTION bool rows_are_alike(const Bound& bound) {
   }
 }
 
+/// That object, of a stage whose rows_are_alike.
+template <class Bound>
+KOKKOS_FORCEINLINE_FUNCTION typename Bound::Row row_of_all(const Bound& bound) {
+  if constexpr (requires { bound.row_of_all(); }) {
+    return bound.row_of_all();
+  } else {
+    return bound.at_row(0);
+  }
+}
+
 /// Nothing happens.
 struct BoundIdentity {
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return true; }
@@ -258,10 +268,16 @@ struct BoundIdentity {
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {}; }
 };
 
-/// A functor without parts that depend on the row alone.
+/// A functor without parts that depend on the row alone. One of the library's says whether it looks at the
+/// row at all.
 template <class F>
 struct BoundFunctor {
   F f;
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const {
+    return requires {
+      F::is_same_for_all_rows;
+    };
+  }
   struct Row {
     const F* f;
     index_type row;
@@ -477,6 +493,7 @@ struct BoundBatchNorm {
               all->beta.template vector<Ops>(column);
     }
   };
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return true; }
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {this}; }
 };
 
@@ -840,6 +857,7 @@ auto as_transform(const T& t) {
 }
 
 struct ScaleFunction {
+  static constexpr bool is_same_for_all_rows = true;
   double factor;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
@@ -852,6 +870,7 @@ struct ScaleFunction {
 };
 
 struct ReluFunction {
+  static constexpr bool is_same_for_all_rows = true;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return value < Acc(0) ? Acc(0) : value;  // keeps NaN
@@ -863,6 +882,7 @@ struct ReluFunction {
 };
 
 struct GeluErfFunction {
+  static constexpr bool is_same_for_all_rows = true;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return gelu_by_erf(value);
@@ -874,6 +894,7 @@ struct GeluErfFunction {
 };
 
 struct GeluTanhFunction {
+  static constexpr bool is_same_for_all_rows = true;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return gelu_by_tanh(value);
