@@ -37,13 +37,19 @@ inline constexpr bool is_packed = is_16_bit_v<typename Problem::In>&& is_16_bit_
     std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
 /// Whether a block may have rows one after the other, each read while the one before it is computed, in a
-/// kernel for whole rows alone: logits of 4 bytes with a transform that may be the same for all rows.
+/// kernel for whole rows alone: logits of float with a transform that may be the same for all rows. (One that
+/// is known at run time alone calls a function, around which two rows would not stay in registers.)
 template <class Problem>
-inline constexpr bool may_have_rows_in_turn =
-    std::is_same_v<typename Problem::In, float>&& requires(const Problem& problem) {
-  problem.transform.has_rows_alike();
-}
-&&!std::is_same_v<typename Problem::Transform, BoundIdentity>;
+inline constexpr bool may_have_rows_in_turn = [] {
+  using Transform = typename Problem::Transform;
+  return std::is_same_v<typename Problem::In, float> && !std::is_same_v<Transform, BoundIdentity> &&
+         requires(const Transform& t) {
+    t.has_rows_alike();
+  }
+  &&!requires(const Transform& t) {
+    t.with_rows_from(index_type(0));
+  };
+}();
 
 /// How a problem's rows are held. `irregular`: interleaved, or, by address, anywhere.
 template <class Problem, int vectors, bool irregular>
@@ -764,8 +770,9 @@ struct BlockPerRow {
     } else if (columns <= 256 * 8 * Plan::width) {
       if constexpr (may_have_rows_in_turn<Problem>) {
         // `reserve` launches over no rows: that loads both kernels, which a capture could not do.
-        if (problem.geometry.rows == 0 || has_rows_in_turn(problem)) launch_in_turn<8>(exec, problem);
-        if (has_rows_in_turn(problem)) return;
+        const bool in_turn = has_rows_in_turn(problem);
+        if (in_turn || problem.geometry.rows == 0) launch_in_turn<8>(exec, problem);
+        if (in_turn) return;
       }
       launch_256<8, false>(exec, problem, 8 * Plan::width);
     } else {
@@ -778,18 +785,26 @@ struct BlockPerRow {
 
  private:
   template <class Problem>
+  static bool comes_from_memory(const Problem& problem) {
+    constexpr index_type most_bytes_near_l2 = index_type(128) << 20;
+    const RowGeometry& g = problem.geometry;
+    return g.rows * g.columns * static_cast<index_type>(sizeof(*problem.x)) > most_bytes_near_l2;
+  }
+
+  template <class Problem>
   static bool has_rows_in_turn(const Problem& problem) {
     using Registers = RegistersOf<Problem, 8, false>;
     const RowGeometry& g = problem.geometry;
     const RowAlignment alignment = RowAlignment::of(problem);
     return g.rows > 0 && g.rank == 1 && g.columns % (32 * Registers::count) == 0 && alignment.x % 16 == 0 &&
            (problem.operation == Operation::logsumexp || alignment.y % Registers::store_bytes == 0) &&
-           problem.transform.has_rows_alike() &&
+           !comes_from_memory(problem) && problem.transform.has_rows_alike() &&
            stage_takes_neighbours<Registers::width>(problem.transform.at_row(0));
   }
 
   /// (1024 rows of 8192 columns of float in L2 on one H200, microseconds by this kernel and by
-  /// block_per_row_kernel: bias and GELU 18.4 and 19.8, a normalizer and a scale 17.2 and 21.7.)
+  /// block_per_row_kernel: bias and GELU 18.6 and 20.4, a normalizer and a scale 17.4 and 21.9; 32768 rows,
+  /// from memory: 590 and 542, 592 and 594.)
   template <int vectors, class Problem>
   static void launch_in_turn(const Kokkos::Cuda& exec, const Problem& problem) {
     using Registers = RegistersOf<Problem, vectors, false>;
@@ -806,10 +821,8 @@ struct BlockPerRow {
   /// 0.963, of 8193 0.959 and 0.935.)
   template <int vectors, bool irregular, class Problem>
   static void launch_256(const Kokkos::Cuda& exec, const Problem& problem, index_type columns_of_thread) {
-    constexpr index_type most_bytes_near_l2 = index_type(128) << 20;
     const RowGeometry& g = problem.geometry;
-    const bool from_memory =
-        g.rows * g.columns * static_cast<index_type>(sizeof(*problem.x)) > most_bytes_near_l2;
+    const bool from_memory = comes_from_memory(problem);
     // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
     if (g.rows == 0 || from_memory)
       launch<vectors, irregular, 256, 3>(exec, problem, g.columns, columns_of_thread);
