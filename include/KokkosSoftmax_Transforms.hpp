@@ -450,6 +450,24 @@ using BoundBias = BoundWithOperand<T, Plus>;
 template <class T>
 using BoundFactors = BoundWithOperand<T, Times>;
 
+/// value / divisor, for a divisor that many values share. On a device the compiler makes the reciprocal once,
+/// and the product with it is corrected by its remainder, which leaves 0.51 units in the last place; a
+/// device's own division takes three times as many instructions.
+template <class Acc>
+KOKKOS_FORCEINLINE_FUNCTION Acc shared_quotient(Acc value, Acc divisor) {
+  if constexpr (std::is_same_v<Acc, float>) {
+    KOKKOS_IF_ON_DEVICE(
+        (const float reciprocal = 1.0f / divisor;
+         // Of 0 and of what is close to it there is none; the same for all values.
+         if (!(Kokkos::fabs(reciprocal) <= Kokkos::Experimental::finite_max_v<float>)) return value / divisor;
+         const float quotient = value * reciprocal;
+         const float corrected = Kokkos::fma(Kokkos::fma(-quotient, divisor, value), reciprocal, quotient);
+         // An infinity has no remainder.
+         return corrected == corrected ? corrected : quotient;))
+  }
+  return value / divisor;
+}
+
 template <class T>
 struct BoundTemperature {
   const T* data;
@@ -458,7 +476,7 @@ struct BoundTemperature {
     const T* temperature;
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
-      return value / load_as<Acc>(*temperature);
+      return shared_quotient(value, load_as<Acc>(*temperature));
     }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type) const {
