@@ -257,6 +257,16 @@ KOKKOS_FORCEINLINE_FUNCTION bool rows_are_alike(const Bound& bound) {
   }
 }
 
+/// That object, of a stage whose rows_are_alike.
+template <class Bound>
+KOKKOS_FORCEINLINE_FUNCTION typename Bound::Row row_of_all(const Bound& bound) {
+  if constexpr (requires { bound.row_of_all(); }) {
+    return bound.row_of_all();
+  } else {
+    return bound.at_row(0);
+  }
+}
+
 /// Nothing happens.
 struct BoundIdentity {
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return true; }
@@ -269,10 +279,16 @@ struct BoundIdentity {
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {}; }
 };
 
-/// A functor without parts that depend on the row alone.
+/// A functor without parts that depend on the row alone. One of the library's says whether it looks at the
+/// row at all.
 template <class F>
 struct BoundFunctor {
   F f;
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const {
+    return requires {
+      F::is_same_for_all_rows;
+    };
+  }
   struct Row {
     const F* f;
     index_type row;
@@ -521,6 +537,7 @@ struct BoundBatchNorm {
               all->beta.template vector<Ops>(column);
     }
   };
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return true; }
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {this}; }
 };
 
@@ -901,6 +918,7 @@ auto as_transform(const T& t) {
 }
 
 struct ScaleFunction {
+  static constexpr bool is_same_for_all_rows = true;
   double factor;
   KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const { return factor > 0; }
   template <class Acc>
@@ -914,6 +932,7 @@ struct ScaleFunction {
 };
 
 struct ReluFunction {
+  static constexpr bool is_same_for_all_rows = true;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return value < Acc(0) ? Acc(0) : value;  // keeps NaN
@@ -925,6 +944,7 @@ struct ReluFunction {
 };
 
 struct GeluErfFunction {
+  static constexpr bool is_same_for_all_rows = true;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return gelu_by_erf(value);
@@ -936,6 +956,7 @@ struct GeluErfFunction {
 };
 
 struct GeluTanhFunction {
+  static constexpr bool is_same_for_all_rows = true;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return gelu_by_tanh(value);
