@@ -35,14 +35,15 @@ void copy_units(const char* from, index_type from_distance, char* to, index_type
   }
 }
 
-/// Units of `size` bytes, at most 64.
+using CopyUnits = void (*)(const char*, index_type, char*, index_type, int, int);
+/// For units of `size` bytes, at most 64, which end `rest` bytes behind the first of two parts.
 template <int bytes = 1>
-void move_units(const char* from, index_type from_distance, char* to, index_type to_distance, int count,
-                int size) {
-  if (size == bytes) return copy_units<bytes, false>(from, from_distance, to, to_distance, count, 0);
-  if (size < 2 * bytes)
-    return copy_units<bytes, true>(from, from_distance, to, to_distance, count, size - bytes);
-  if constexpr (bytes < 64) move_units<2 * bytes>(from, from_distance, to, to_distance, count, size);
+CopyUnits copy_of_units(int size, int& rest) {
+  rest = size - bytes;
+  if (size == bytes) return &copy_units<bytes, false>;
+  if (size < 2 * bytes) return &copy_units<bytes, true>;
+  if constexpr (bytes < 64) return copy_of_units<2 * bytes>(size, rest);
+  return nullptr;
 }
 
 #if defined(__AVX2__)
@@ -98,6 +99,7 @@ class UnitMover {
  public:
   UnitMover(char* columns, index_type distance, index_type run_distance, int size, int count)
       : columns_(columns), distance_(distance), run_distance_(run_distance), size_(size), count_(count) {
+    copy_ = copy_of_units(size, rest_);
 #if defined(__AVX2__)
     const bool transposes = run_distance == size && (size == 2 || size == 4 || size == 8);
     at_once_ = transposes ? 16 / size : 1;
@@ -120,9 +122,9 @@ class UnitMover {
     for (int i = 0; i < waiting_; ++i, columns_ += size_) {
       char *run = runs_[i] + done * run_distance_, *column = columns_ + done * distance_;
       if (back) {
-        move_units(column, distance_, run, run_distance_, count_ - done, size_);
+        copy_(column, distance_, run, run_distance_, count_ - done, rest_);
       } else {
-        move_units(run, run_distance_, column, distance_, count_ - done, size_);
+        copy_(run, run_distance_, column, distance_, count_ - done, rest_);
       }
     }
     waiting_ = 0;
@@ -131,7 +133,8 @@ class UnitMover {
  private:
   char* columns_;
   index_type distance_, run_distance_;
-  int size_, count_, at_once_ = 1, waiting_ = 0;
+  CopyUnits copy_;
+  int size_, rest_, count_, at_once_ = 1, waiting_ = 0;
   char* runs_[8];
 };
 
@@ -225,10 +228,12 @@ class SimdRuns : SimdLanes<Problem, operation> {
     for (int g = 0; g < groups_; ++g) {
       load(g, v);
       const Acc *max = max_of_lane_ + g * group, *factor = sum_of_lane_ + g * group;
-      write_group(
-          g, v, [&](const Vector& x, int l) __attribute__((always_inline)) {
-            return output(x, Ops::load(max + l), Ops::load(factor + l));
-          });
+      write_group(g, v, [&](int l) {
+        return [ m = Ops::load(max + l), f = Ops::load(factor + l) ](const Vector& x)
+            __attribute__((always_inline)) {
+          return output(x, m, f);
+        };
+      });
     }
   }
 
@@ -315,7 +320,7 @@ class SimdRuns : SimdLanes<Problem, operation> {
   }
 
   /// A block of logits of a group's lanes.
-  void load(int g, Acc* v) const {
+  [[gnu::noinline]] void load(int g, Acc* v) const {
     const int columns = columns_of(g);
     int lanes = 0;
     const auto bring = [&](In* to) {
@@ -444,18 +449,22 @@ class SimdRuns : SimdLanes<Problem, operation> {
     for (int g = 0; g < groups_; ++g, stage += block * group) {
       const Acc *max = max_of_lane_ + g * group, *sum = sum_of_lane_ + g * group;
       const Acc* factor = factor_of_lane_ + g * group;
-      write_group(
-          g, stage, [&](const Vector& v, int l) __attribute__((always_inline)) {
-            if constexpr (operation == Operation::softmax) {
-              return v * (Ops::load(factor + l) * Ops::load(sum + l));
-            } else {
-              return output(v, Ops::load(max + l), Ops::load(sum + l));
-            }
-          });
+      write_group(g, stage, [&](int l) {
+        const Vector m = Ops::load(max + l), f = Ops::load(factor + l), of_sum = Ops::load(sum + l);
+        if constexpr (operation == Operation::softmax) {
+          return [scale = f * of_sum](const Vector& v) __attribute__((always_inline)) {
+            return v * scale;
+          };
+        } else {
+          return [ m, of_sum ](const Vector& v) __attribute__((always_inline)) {
+            return output(v, m, of_sum);
+          };
+        }
+      });
     }
   }
 
-  /// formula(value, lane) of a group's values, to y.
+  /// formula(lane)(value) of a group's values, to y.
   template <class Formula>
   void write_group(int g, Acc* v, const Formula& formula) const {
     const int columns = columns_of(g), lanes = lanes_of(g);
@@ -463,29 +472,13 @@ class SimdRuns : SimdLanes<Problem, operation> {
     const auto bring_back = [&](Out* from) {
       const char* y = reinterpret_cast<const char*>(first_of(problem_.y, y_offset_, y_distance(), g));
       for (int l = 0; l < lanes; l += w) {
+        const auto output_of_lanes = formula(l);
         for (int c = 0; c < columns; ++c, y += w * sizeof(Out)) {
           if (!stream) __builtin_prefetch(y, 1, 3);
-          Ops::store(from + c * group + l, formula(Ops::load(v + c * group + l), l));
+          Ops::store(from + c * group + l, output_of_lanes(Ops::load(v + c * group + l)));
         }
       }
-      const auto size = static_cast<index_type>(sizeof(Out));
-      UnitMover<true> mover(reinterpret_cast<char*>(from), group * size, y_distance() * size,
-                            neighbours_ * static_cast<int>(size), columns);
-      const auto output_of = [&](int run, int b) {
-        return reinterpret_cast<char*>(problem_.y + y_offset_[run] + (begin_ + b * block) * y_distance());
-      };
-      if (!stream) {
-        for_each_run(g, [&](int run, int b) { mover.add(output_of(run, b)); });
-        return mover.finish();
-      }
-      alignas(64) char waiting[block * group * sizeof(Out)];
-      const auto bytes = columns * neighbours_ * static_cast<int>(size);
-      char* at = waiting;
-      for_each_run(g, [&](int, int) { mover.add(std::exchange(at, at + bytes)); });
-      mover.finish();
-      at = waiting;
-      for_each_run(
-          g, [&](int run, int b) { stream_bytes(output_of(run, b), std::exchange(at, at + bytes), bytes); });
+      stream ? stream_group(g, from) : store_group(g, from);
     };
     if constexpr (std::is_same_v<Out, Acc>) {
       bring_back(v);
@@ -493,6 +486,32 @@ class SimdRuns : SimdLanes<Problem, operation> {
       alignas(64) Out narrow[block * group];
       bring_back(narrow);
     }
+  }
+
+  /// A group's outputs to where they belong.
+  [[gnu::noinline]] void store_group(int g, Out* from) const {
+    const auto size = static_cast<index_type>(sizeof(Out));
+    UnitMover<true> mover(reinterpret_cast<char*>(from), group * size, y_distance() * size,
+                          neighbours_ * static_cast<int>(size), columns_of(g));
+    for_each_run(g, [&](int run, int b) { mover.add(output_of(run, b)); });
+    mover.finish();
+  }
+  /// The same past the caches, where the columns of y continue each other.
+  [[gnu::noinline]] void stream_group(int g, Out* from) const {
+    const auto size = static_cast<index_type>(sizeof(Out));
+    alignas(64) char waiting[block * group * sizeof(Out)];
+    UnitMover<true> mover(reinterpret_cast<char*>(from), group * size, y_distance() * size,
+                          neighbours_ * static_cast<int>(size), columns_of(g));
+    const int bytes = columns_of(g) * neighbours_ * static_cast<int>(size);
+    char* at = waiting;
+    for_each_run(g, [&](int, int) { mover.add(std::exchange(at, at + bytes)); });
+    mover.finish();
+    at = waiting;
+    for_each_run(
+        g, [&](int run, int b) { stream_bytes(output_of(run, b), std::exchange(at, at + bytes), bytes); });
+  }
+  char* output_of(int run, int b) const {
+    return reinterpret_cast<char*>(problem_.y + y_offset_[run] + (begin_ + b * block) * y_distance());
   }
 
   static void stream_bytes(char* to, const char* from, int count) {
