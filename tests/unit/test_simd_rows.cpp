@@ -329,14 +329,14 @@ TEST_F(SimdRows, TilesOfEveryWidthGiveTheBitsOfThinOnes) {
   }
 }
 
-// Fewer neighbours than a vector has lanes: blocks of columns share vectors, in runs of one slab or of many.
-// The bits are those of the same rows among 17 neighbours; with -inf, +inf and NaN among the logits; wherever
-// padding puts columns and slabs, in place or not, and no byte of the padding changes.
 template <class T>
 bool differs(const T& a, const T& b) {
   const bool nan = a != a && b != b;  // of either sign
   return !nan && std::memcmp(&a, &b, sizeof(T)) != 0;
 }
+// Fewer neighbours than a vector has lanes: blocks of columns share vectors, in runs of one slab or of many.
+// The bits are those of the same rows among 17 neighbours; with -inf, +inf and NaN among the logits; wherever
+// padding puts columns and slabs, in place or not, and no byte of the padding changes.
 template <class T>
 void check_few_neighbours(const Exec& exec, Operation operation, bool in_place) {
   using Thin = Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space>;

@@ -201,18 +201,18 @@ class SimdRuns : SimdLanes<Problem, operation> {
 
   /// From the sums to what the last formula takes; writes logsumexp.
   void finish() {
-    const RowGeometry& g = problem_.geometry;
     if constexpr (operation == Operation::softmax) {
       for (int i = 0; i < rows_; i += w) Ops::store(sum_ + i, Lanes::factor_of_sum(Ops::load(sum_ + i)));
-      return;
-    }
-    for (int i = 0; i < rows_; ++i) {
-      const RowResult<Acc> result(operation, MaxSum<Acc>{max_[i], sum_[i]});
-      sum_[i] = result.log_sum;
-      if constexpr (operation == Operation::logsumexp) {
-        const int run = i / neighbours_, at = i % neighbours_;
-        const index_type distance = at > 0 ? g.y_stride[g.rank - 1] : 0;
-        problem_.y[y_offset_[run] + at * distance] = store_as<Out>(result.logsumexp());
+    } else {
+      for (int i = 0; i < rows_; ++i) {
+        const RowResult<Acc> result(operation, MaxSum<Acc>{max_[i], sum_[i]});
+        sum_[i] = result.log_sum;
+        if constexpr (operation == Operation::logsumexp) {
+          const RowGeometry& g = problem_.geometry;
+          const int run = i / neighbours_, at = i % neighbours_;
+          const index_type distance = at > 0 ? g.y_stride[g.rank - 1] : 0;
+          problem_.y[y_offset_[run] + at * distance] = store_as<Out>(result.logsumexp());
+        }
       }
     }
   }
@@ -450,14 +450,15 @@ class SimdRuns : SimdLanes<Problem, operation> {
       const Acc *max = max_of_lane_ + g * group, *sum = sum_of_lane_ + g * group;
       const Acc* factor = factor_of_lane_ + g * group;
       write_group(g, stage, [&](int l) {
-        const Vector m = Ops::load(max + l), f = Ops::load(factor + l), of_sum = Ops::load(sum + l);
         if constexpr (operation == Operation::softmax) {
-          return [scale = f * of_sum](const Vector& v) __attribute__((always_inline)) {
+          return [scale = Ops::load(factor + l) * Ops::load(sum + l)](const Vector& v)
+              __attribute__((always_inline)) {
             return v * scale;
           };
         } else {
-          return [ m, of_sum ](const Vector& v) __attribute__((always_inline)) {
-            return output(v, m, of_sum);
+          return [ m = Ops::load(max + l), s = Ops::load(sum + l) ](const Vector& v)
+              __attribute__((always_inline)) {
+            return output(v, m, s);
           };
         }
       });
