@@ -70,6 +70,17 @@ concept view_of_operand = requires(const View& view) {
 // column. One that has on_vector does the same on the host to a vector of consecutive columns, the first of
 // them given: Ops is SimdOps (impl/host/KokkosSoftmax_Simd.hpp), and this file knows no vectors.
 
+/// Says whether it makes -inf or NaN of a logit of -inf: where it does, and no result is NaN, whoever applies
+/// it need not look for -inf.
+template <class T>
+concept knows_of_minus_infinity = requires(const T& t) {
+  t.keeps_minus_infinity();
+};
+template <class RowStage>
+concept drops_logits = requires(const RowStage& stage) {
+  stage.keeps(index_type(0));
+};
+
 /// rounded_product() of the host's vectors.
 template <class Ops>
 typename Ops::Vector rounded_product_of_vectors(const typename Ops::Vector& a,
@@ -246,6 +257,16 @@ KOKKOS_FORCEINLINE_FUNCTION bool rows_are_alike(const Bound& bound) {
   }
 }
 
+/// That object, of a stage whose rows_are_alike.
+template <class Bound>
+KOKKOS_FORCEINLINE_FUNCTION typename Bound::Row row_of_all(const Bound& bound) {
+  if constexpr (requires { bound.row_of_all(); }) {
+    return bound.row_of_all();
+  } else {
+    return bound.at_row(0);
+  }
+}
+
 /// Nothing happens.
 struct BoundIdentity {
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return true; }
@@ -258,16 +279,25 @@ struct BoundIdentity {
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {}; }
 };
 
-/// A functor without parts that depend on the row alone.
+/// A functor without parts that depend on the row alone. One of the library's says whether it looks at the
+/// row at all.
 template <class F>
 struct BoundFunctor {
   F f;
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const {
+    return requires {
+      F::is_same_for_all_rows;
+    };
+  }
   struct Row {
     const F* f;
     index_type row;
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return static_cast<Acc>((*f)(value, row, column));
+    }
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const requires(knows_of_minus_infinity<F>) {
+      return f->keeps_minus_infinity();
     }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const
@@ -379,6 +409,9 @@ struct BoundWithOperand {
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
       return Combine::of(value, load_as<Acc>(operand(column)));
     }
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const requires(Combine::keeps_minus_infinity) {
+      return true;
+    }
     template <int width>
     KOKKOS_FORCEINLINE_FUNCTION bool takes_neighbours(index_type first) const {
       return operand.template has_neighbours<width>(first);
@@ -408,6 +441,7 @@ struct BoundWithOperand {
 };
 
 struct Plus {
+  static constexpr bool keeps_minus_infinity = true;
   template <class Acc>
   static KOKKOS_FORCEINLINE_FUNCTION Acc of(Acc value, Acc operand) {
     return value + operand;
@@ -419,6 +453,7 @@ struct Plus {
 };
 
 struct Times {
+  static constexpr bool keeps_minus_infinity = false;  // of a factor below 0
   template <class Acc>
   static KOKKOS_FORCEINLINE_FUNCTION Acc of(Acc value, Acc operand) {
     return rounded_product(value, operand);
@@ -434,6 +469,28 @@ using BoundBias = BoundWithOperand<T, Plus>;
 template <class T>
 using BoundFactors = BoundWithOperand<T, Times>;
 
+/// value / divisor to 0.51 units in the last place, as a product with the reciprocal, which is corrected by
+/// its remainder: a third of the instructions of a device's own division where many values share the divisor.
+KOKKOS_FORCEINLINE_FUNCTION float corrected_quotient(float value, float divisor) {
+  // What is close to 0 has no reciprocal.
+  const float factor = Kokkos::fabs(divisor) < 0x1p-100f ? 0x1p64f : 1.0f;
+  value *= factor;
+  divisor *= factor;
+  const float reciprocal = 1.0f / divisor;
+  const float quotient = value * reciprocal;
+  const float corrected = Kokkos::fma(Kokkos::fma(-quotient, divisor, value), reciprocal, quotient);
+  return corrected == corrected ? corrected : quotient;  // an infinity has no remainder
+}
+
+/// value / divisor, for a divisor that many values share.
+template <class Acc>
+KOKKOS_FORCEINLINE_FUNCTION Acc shared_quotient(Acc value, Acc divisor) {
+  if constexpr (std::is_same_v<Acc, float>) {
+    KOKKOS_IF_ON_DEVICE((return corrected_quotient(value, divisor);))
+  }
+  return value / divisor;
+}
+
 template <class T>
 struct BoundTemperature {
   const T* data;
@@ -442,7 +499,10 @@ struct BoundTemperature {
     const T* temperature;
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
-      return value / load_as<Acc>(*temperature);
+      return shared_quotient(value, load_as<Acc>(*temperature));
+    }
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const {
+      return load_as<double>(*temperature) > 0;
     }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type) const {
@@ -477,6 +537,7 @@ struct BoundBatchNorm {
               all->beta.template vector<Ops>(column);
     }
   };
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return true; }
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {this}; }
 };
 
@@ -507,6 +568,18 @@ template <int width, class RowStage>
 KOKKOS_FORCEINLINE_FUNCTION bool stage_takes_neighbours(const RowStage& stage, index_type first = 0) {
   if constexpr (requires { stage.template takes_neighbours<width>(first); }) {
     return stage.template takes_neighbours<width>(first);
+  } else {
+    return true;
+  }
+}
+
+/// A stage that drops logits never makes anything else of any.
+template <class RowStage>
+concept may_keep_minus_infinity = knows_of_minus_infinity<RowStage> || drops_logits<RowStage>;
+template <may_keep_minus_infinity RowStage>
+KOKKOS_FORCEINLINE_FUNCTION bool stage_keeps_minus_infinity(const RowStage& stage) {
+  if constexpr (knows_of_minus_infinity<RowStage>) {
+    return stage.keeps_minus_infinity();
   } else {
     return true;
   }
@@ -570,6 +643,10 @@ struct BoundChain {
       apply_stage_to_neighbours<width>(a, value, kept, first);
       apply_stage_to_neighbours<width>(b, value, kept, first);
     }
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const
+        requires(may_keep_minus_infinity<RowA>&& may_keep_minus_infinity<RowB>) {
+      return stage_keeps_minus_infinity(a) && stage_keeps_minus_infinity(b);
+    }
     template <class Map>
     KOKKOS_FORCEINLINE_FUNCTION auto map_operands(const Map& map) const {
       const auto mapped_a = impl::map_operands(a, map);
@@ -603,13 +680,14 @@ inline constexpr bool only_drops<BoundChain<A, B>> = only_drops<A>&& only_drops<
 
 /// A logit as the softmax sees it. Masking is sticky: what a mask drops, and an input of -inf, stays -inf
 /// whatever else is in the chain. (The choice at the end also keeps the compiler from fusing the chain's last
-/// product with the subtraction of the maximum, which was found among rounded logits.)
-template <class Acc, class TransformRow>
+/// product with the subtraction of the maximum, which was found among rounded logits.) Logits of -inf need
+/// not be looked for where the stage keeps_minus_infinity.
+template <class Acc, bool looks_for_minus_infinity = true, class TransformRow>
 KOKKOS_FORCEINLINE_FUNCTION Acc transformed(const TransformRow& row, Acc value, index_type column) {
   if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
     return value;
   } else {
-    bool kept = value != -infinity_v<Acc>;
+    bool kept = !looks_for_minus_infinity || value != -infinity_v<Acc>;
     Acc result = value;
     apply_stage(row, result, kept, column);
     return kept ? result : -infinity_v<Acc>;
@@ -617,12 +695,12 @@ KOKKOS_FORCEINLINE_FUNCTION Acc transformed(const TransformRow& row, Acc value, 
 }
 
 /// The same for neighbouring logits in the registers of a device's thread, to the same bits.
-template <int width, class Acc, class TransformRow>
+template <int width, bool looks_for_minus_infinity = true, class Acc, class TransformRow>
 KOKKOS_FORCEINLINE_FUNCTION void transform_neighbours(const TransformRow& row, Acc (&value)[width],
                                                       index_type first) {
   if constexpr (!std::is_same_v<TransformRow, BoundIdentity::Row>) {
     bool kept[width];
-    for (int i = 0; i < width; ++i) kept[i] = value[i] != -infinity_v<Acc>;
+    for (int i = 0; i < width; ++i) kept[i] = !looks_for_minus_infinity || value[i] != -infinity_v<Acc>;
     apply_stage_to_neighbours<width>(row, value, kept, first);
     for (int i = 0; i < width; ++i) value[i] = kept[i] ? value[i] : -infinity_v<Acc>;
   }
@@ -840,7 +918,9 @@ auto as_transform(const T& t) {
 }
 
 struct ScaleFunction {
+  static constexpr bool is_same_for_all_rows = true;
   double factor;
+  KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const { return factor > 0; }
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return rounded_product(value, static_cast<Acc>(factor));
@@ -852,6 +932,7 @@ struct ScaleFunction {
 };
 
 struct ReluFunction {
+  static constexpr bool is_same_for_all_rows = true;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return value < Acc(0) ? Acc(0) : value;  // keeps NaN
@@ -863,6 +944,7 @@ struct ReluFunction {
 };
 
 struct GeluErfFunction {
+  static constexpr bool is_same_for_all_rows = true;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return gelu_by_erf(value);
@@ -874,6 +956,7 @@ struct GeluErfFunction {
 };
 
 struct GeluTanhFunction {
+  static constexpr bool is_same_for_all_rows = true;
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return gelu_by_tanh(value);

@@ -222,7 +222,7 @@ struct BoundAnyChain {
           }
           case KOKKOSSOFTMAX_TEMPERATURE: {
             const Acc temperature = load_any<Acc>(step.operand.data, step.scalar, at[s]);
-            for (int i = 0; i < width; ++i) value[i] = value[i] / temperature;
+            for (int i = 0; i < width; ++i) value[i] = impl::shared_quotient(value[i], temperature);
             break;
           }
           case KOKKOSSOFTMAX_MASK: {

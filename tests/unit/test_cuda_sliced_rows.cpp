@@ -215,8 +215,9 @@ struct CountFarApart {
   const float* b;
   KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& differences) const {
     const float difference = Kokkos::abs(static_cast<float>(a[i]) - b[i]);
-    differences +=
-        static_cast<float>(a[i]) != b[i] && !(difference <= 0x1p-7f * Kokkos::abs(b[i]) + 0x1p-125f);
+    const bool both_nan = static_cast<float>(a[i]) != static_cast<float>(a[i]) && b[i] != b[i];
+    differences += static_cast<float>(a[i]) != b[i] && !both_nan &&
+                   !(difference <= 0x1p-7f * Kokkos::abs(b[i]) + 0x1p-125f);
   }
 };
 
@@ -333,6 +334,61 @@ TEST_F(CudaSlicedRows, Bfloat16RowsWithBias) {
     const Operands<bhalf_t> operands(columns);
     check_operands<bhalf_t, float>(
         columns, [&](int layout, std::int64_t rows) { return operands.bound_bias(layout, rows); });
+  }
+}
+
+// Logits that are -inf stay -inf, whatever factor and bias would make of them.
+TEST_F(CudaSlicedRows, Bfloat16RowsOfMinusInfinityWithScaleAndBias) {
+  using ks::impl::BoundBias, ks::impl::BoundChain, ks::impl::BoundFunctor, ks::impl::BoundIdentity,
+      ks::impl::GridPipelinedRows, ks::impl::ScaleFunction, ks::impl::SplitRows;
+  const Exec exec;
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const std::int64_t columns : {16384, 50257, 65536}) {
+    const std::int64_t rows = 6, count = rows * columns;
+    const Memory<bhalf_t> x("x", count), bias("bias", columns), y("y", count), split("by split_rows", count);
+    const Memory<float> logits("logits", count), expected("expected", count);
+    fill(exec, x.data(), rows, columns);
+    fill(exec, bias.data(), 1, columns, 77);
+    const auto host_x = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), x);
+    const auto host_bias = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), bias);
+    host_bias(columns / 2) = bhalf_t(inf);
+    host_bias(columns - 3) = bhalf_t(nan);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t row = i / columns, column = i % columns;
+      // Row 0 keeps what is infinite, row 1 what is NaN, and row 2 nothing.
+      if ((row != 0 && column == columns / 2) || (row != 1 && column == columns - 3) || row == 2 ||
+          (row > 2 && i % (row * row) == 0) || (row == 4 && column < 20000))
+        host_x(i) = bhalf_t(-inf);
+    }
+    Kokkos::deep_copy(x, host_x);
+    Kokkos::deep_copy(bias, host_bias);
+    ks::impl::LogitOperand<bhalf_t> operand;
+    operand.data = bias.data();
+    operand.column_stride = 1;
+    for (const double factor : {0.5, -0.5, 0.0, 1e6}) {
+      using Transform = BoundChain<BoundFunctor<ScaleFunction>, BoundBias<bhalf_t>>;
+      const Transform transform{{{factor}}, {operand}};
+      Kokkos::parallel_for(
+          "transform", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, count),
+          TransformAll<bhalf_t, float, Transform>{x.data(), logits.data(), columns, transform});
+      for (const auto operation : operations) {
+        const std::int64_t results = operation == Operation::logsumexp ? rows : count;
+        EXPECT_TRUE((run_kernel<GridPipelinedRows>(operation, exec, logits.data(), expected.data(), rows,
+                                                   columns, BoundIdentity{})));
+        EXPECT_TRUE(
+            (run_kernel<GridPipelinedRows>(operation, exec, x.data(), y.data(), rows, columns, transform)));
+        EXPECT_TRUE(
+            (run_kernel<SplitRows>(operation, exec, x.data(), split.data(), rows, columns, transform)));
+        std::int64_t different = 0;
+        Kokkos::parallel_reduce("compare",
+                                Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, results),
+                                CountFarApart<bhalf_t>{y.data(), expected.data()}, different);
+        EXPECT_EQ(different, 0) << reference::name(operation) << ", " << columns << " columns, factor "
+                                << factor;
+        EXPECT_EQ(different_bytes(exec, split.data(), y.data(), results), 0)
+            << reference::name(operation) << ", " << columns << " columns, factor " << factor;
+      }
+    }
   }
 }
 

@@ -346,6 +346,30 @@ TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgrees) {
   }
 }
 
+// Many rows with a transform that is the same for all of them, which a block may have one after the other:
+// the bits of a single row that is not aligned.
+TYPED_TEST(Determinism, ManyRowsWithATransformForAll) {
+  const TypeParam exec{};
+  using Memory = typename TypeParam::memory_space;
+  for (std::int64_t columns : {2048, 7168, 8192}) {
+    const Kokkos::View<bool*, Memory> keep("keep", columns);
+    const Kokkos::View<float*, Memory> bias("bias", columns);
+    Kokkos::parallel_for("fill",
+                         Kokkos::RangePolicy<TypeParam, Kokkos::IndexType<std::int64_t>>(exec, 0, columns),
+                         FillOperands{keep.data(), bias.data()});
+    exec.fence();
+    const auto rows = std::min<std::int64_t>(1100, large_batch<TypeParam>(columns));
+    for (auto operation : operations) {
+      SameBits<float, TypeParam> same(operation, columns);
+      const auto transform = ks::bias(bias) | ks::gelu() | ks::scale(3.0);
+      same.check(exec, {1, false, 1}, "", transform);
+      for (std::int64_t padding : {0, 4, 1}) same.check(exec, {rows, false, 0, padding}, "", transform);
+      same.check(exec, {rows, false, 0, 0, 1}, "", transform);
+      same.check(exec, {rows, false, 0, 0, -1, true}, "", transform);
+    }
+  }
+}
+
 TYPED_TEST(Determinism, OnAnotherInstance) {
   const TypeParam exec{};
   if (exec.concurrency() < 2) GTEST_SKIP() << "too few threads to divide";

@@ -49,6 +49,22 @@ TYPED_TEST(Transforms, Temperature) {
   }
 }
 
+// Those whose reciprocal is no number, or has few digits, too.
+TYPED_TEST(Transforms, TemperatureOfAnySize) {
+  const auto in_float = [](double v) { return static_cast<double>(static_cast<float>(v)); };
+  for (double temperature : {1e-39, 1e-37, 1e-20, 1e20, 3e38}) {
+    SCOPED_TRACE(temperature);
+    for (auto c : transform_cases(Scalar::float32)) {
+      for (auto& logit : c.logits) logit = in_float(0.2 * temperature * logit);
+      c.logits[c.logits.size() / 2] = -reference::infinity;
+      const std::vector<double> values(product(reference::without(c.extents, c.axis)), in_float(temperature));
+      c.chain = {reference::temperature(single, values)};
+      const Operand<float, TypeParam> all({values.size()}, values);
+      check<float, float, 3>(TypeParam(), c, true, ks::temperature(all.template view<1>()));
+    }
+  }
+}
+
 TYPED_TEST(Transforms, Mask) {
   for (auto c : transform_cases(Scalar::float32)) {
     for (const auto& extents : broadcasts(c.extents)) {

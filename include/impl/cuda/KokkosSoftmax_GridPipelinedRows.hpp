@@ -16,8 +16,9 @@
 /// its slices never leave the block: the way through L2 for each would take longer than its copy.
 ///
 /// Operands of a transform whose columns lie side by side are copied along, to slots of their own behind the
-/// others. A float's transformed logit goes back to its slot, and so does what a mask leaves of 16 bits:
-/// these need their operands until a slice is reduced, others until it is finished.
+/// others. A float's transformed logit goes back to its slot, and so do what a mask leaves of 16 bits and
+/// the exponential of a bfloat16's transformed logit (PackedExponentials): these need their operands until a
+/// slice is reduced, others (half, and log_softmax of bfloat16) until it is finished.
 ///
 /// What was measured, as fractions of a copy of 1 GiB on one H200. Float: warps that do all of it in turn
 /// 0.8, since they wait for copies while results are there, or for results while copies are; slices that wait
@@ -30,7 +31,8 @@
 /// loop over a slice unrolled to its end (instructions are waited for), 0.80 not unrolled (each load is);
 /// with an announcer, and 16 KB at once, 0.97. Operands that are read where they are, of a copy of all bytes:
 /// a mask 0.39 in float and 0.19 in bfloat16, a bias 0.83 and 0.45; copied along 0.96 and 0.90, 0.97 and
-/// 0.73.
+/// 0.73. Bfloat16 whose exponentials go back to the slot, of which each was formed twice: with that bias 0.91
+/// for 0.73, with a factor 0.91 for 0.86.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies: whatever slice was handed out gets published.
 /// A row lacks slices that nobody took only while no slot is free, and tickets are handed out in order, so of
@@ -228,9 +230,10 @@ struct SliceWriter {
   /// (In words: the compiler gives each half or bfloat16 a register.)
   struct alignas(width * sizeof(In)) InVector {
     unsigned word[width * sizeof(In) / 4];
+    template <class Pair>
     __device__ Acc element(int i) const {
       if constexpr (sizeof(In) == 2) {
-        return i % 2 ? PackedPair<In>::high(word[i / 2]) : PackedPair<In>::low(word[i / 2]);
+        return i % 2 ? Pair::high(word[i / 2]) : Pair::low(word[i / 2]);
       } else {
         In e[width];
         memcpy(e, word, sizeof(e));
@@ -241,6 +244,11 @@ struct SliceWriter {
   struct alignas(width * sizeof(Out)) OutVector {
     Out e[width];
   };
+
+  /// What a pair of 16 bits in the slot holds.
+  using Logits = PackedPair<In>;
+  using Exponentials =
+      std::conditional_t<Result::keeps_packed_exponentials, PackedExponentials, PackedPair<In>>;
 
   const SliceInSlot<Problem>& slice;
   char* slot;
@@ -264,15 +272,18 @@ struct SliceWriter {
     const auto scaled_by_share = [&](int column, Acc held) {
       return held * row.factor_of_share(of_share[Part::share_of(column)].max);
     };
-    write(
+    write<Exponentials>(
         [&](int, Acc(&value)[width]) {
 #pragma unroll
           for (int j = 0; j < width; ++j) value[j] *= factor[j];
         },
         scaled_by_share,
         [&](int column) {
-          const Acc of_unit = row.factor_of_share(of_share[Part::share_of(column)].max);
-          return [of_unit](int, Acc held) { return held * of_unit; };
+          // A unit that starts at an odd column may end in the next share.
+          const Acc first_factor = row.factor_of_share(of_share[Part::share_of(column)].max);
+          const Acc last_factor = row.factor_of_share(of_share[Part::share_of(column + unit - 1)].max);
+          return
+              [=](int c, Acc held) { return held * ((c - column) % unit == 0 ? first_factor : last_factor); };
         },
         release);
   }
@@ -285,7 +296,7 @@ struct SliceWriter {
         return output_of(transformed<Acc>(transform, held, first_column + column));
       };
       const auto write_with = [&](const auto& transform_vector) {
-        write(
+        write<Logits>(
             [&](int column, Acc(&value)[width]) {
               transform_vector(value, first_column + column);
 #pragma unroll
@@ -329,6 +340,12 @@ struct SliceWriter {
     return reinterpret_cast<In*>(slot + slice.shift);
   }
 
+  template <class Pair>
+  __device__ static Acc element_of(const In& held) {
+    if constexpr (sizeof(In) == 2) return Pair::low(bits_as<unsigned short>(held));
+    return load_as<Acc>(held);
+  }
+
   /// The elements before `first` and those from `last` on, fewer than a vector each: lanes of the first warp
   /// have the one, of the second the other.
   struct End {
@@ -336,32 +353,32 @@ struct SliceWriter {
     int column;
     Acc value;
   };
-  template <class ScalarOutput>
+  template <class Pair, class ScalarOutput>
   __device__ End end_of(int first, int last, const ScalarOutput& scalar_output) const {
     End end{false, warp == 0 ? lane : last + lane, 0};
     end.exists = warp == 0 ? lane < first : warp == 1 && end.column < slice.columns;
-    if (end.exists) end.value = scalar_output(end.column, load_as<Acc>(x()[end.column]));
+    if (end.exists) end.value = scalar_output(end.column, element_of<Pair>(x()[end.column]));
     return end;
   }
 
   /// `output_of_unit(column)` gives the function for elements of the unit there and those a multiple of a
   /// round of the shares from it.
-  template <class VectorOutput, class ScalarOutput, class OutputOfUnit, class Release>
+  template <class Pair, class VectorOutput, class ScalarOutput, class OutputOfUnit, class Release>
   __device__ void write(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
                         const OutputOfUnit& output_of_unit, const Release& release) const {
     if (x_phase() == y_phase()) {
-      write_vectors(vector_output, scalar_output, release);
+      write_vectors<Pair>(vector_output, scalar_output, release);
     } else {
-      write_units(output_of_unit, scalar_output, release);
+      write_units<Pair>(output_of_unit, scalar_output, release);
     }
   }
 
-  template <class VectorOutput, class ScalarOutput, class Release>
+  template <class Pair, class VectorOutput, class ScalarOutput, class Release>
   __device__ void write_vectors(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
                                 const Release& release) const {
     const int first = head();
     const int vectors = (slice.columns - first) / width;
-    const End end = end_of(first, first + vectors * width, scalar_output);
+    const End end = end_of<Pair>(first, first + vectors * width, scalar_output);
     if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
     InVector* const from = reinterpret_cast<InVector*>(x() + first);
     OutVector* const to =
@@ -369,7 +386,7 @@ struct SliceWriter {
     const auto out_of = [&](int at, const InVector& held) {
       Acc value[width];
 #pragma unroll
-      for (int j = 0; j < width; ++j) value[j] = held.element(j);
+      for (int j = 0; j < width; ++j) value[j] = held.template element<Pair>(j);
       vector_output(first + at * width, value);
       const OutVector out = rounded<OutVector>(value);
       if constexpr (through_slot) {
@@ -401,7 +418,7 @@ struct SliceWriter {
   }
 
   /// Where x and y lie differently.
-  template <class OutputOfUnit, class ScalarOutput, class Release>
+  template <class Pair, class OutputOfUnit, class ScalarOutput, class Release>
   __device__ void write_units(const OutputOfUnit& output_of_unit, const ScalarOutput& scalar_output,
                               const Release& release) const {
     if constexpr (!through_slot) {
@@ -409,13 +426,13 @@ struct SliceWriter {
       const In* const from = x();
 #pragma unroll 4
       for (int c = thread(); c < slice.columns; c += threads)
-        slice.y[c] = store_as<Out>(output(c, load_as<Acc>(from[c])));
+        slice.y[c] = store_as<Out>(output(c, element_of<Pair>(from[c])));
     } else {
       const int first = min(slice.bytes_before_boundary() / static_cast<int>(sizeof(Out)), slice.columns);
       const int units = (slice.columns - first) / width * width / unit;
-      const End end = end_of(first, first + units * unit, scalar_output);
+      const End end = end_of<Pair>(first, first + units * unit, scalar_output);
       if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
-      if (units > 0) move_units(first, units, output_of_unit(first + thread() * unit));
+      if (units > 0) move_units<Pair>(first, units, output_of_unit(first + thread() * unit));
     }
     release();
   }
@@ -423,7 +440,7 @@ struct SliceWriter {
   /// Writes what a bulk copy can take to y to its place in the slot. Some units of a thread at once are read
   /// before any of these is written, and in the order in which none is written to the place of one that is
   /// still to be read.
-  template <class Output>
+  template <class Pair, class Output>
   __device__ void move_units(int first, int units, const Output& output) const {
     constexpr int steps = 8;
     struct alignas(unit * sizeof(Out)) OutUnit {
@@ -449,7 +466,7 @@ struct SliceWriter {
         const int at = min(begin + i * threads, units - 1);
         Acc out[unit];
 #pragma unroll
-        for (int j = 0; j < unit; ++j) out[j] = output(first + at * unit + j, load_as<Acc>(held[i][j]));
+        for (int j = 0; j < unit; ++j) out[j] = output(first + at * unit + j, element_of<Pair>(held[i][j]));
         if (begin + i * threads < units) to[at] = rounded<OutUnit>(out);
       }
     }
@@ -501,17 +518,19 @@ struct RingCursor {
   }
 };
 
+/// What a block does. Publishers and finishers are in line: behind a call the compiler no longer knows that a
+/// slot is shared memory. (One H200, 65536 columns of bfloat16 with one bias for all rows: 0.46 of a copy of
+/// all bytes for 0.65.)
 template <class Problem>
 struct GridPipelinedBlock {
   using In = typename Problem::In;
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
   using Part = PartOfSlice<Problem>;
-  /// The exponentials go back to the slot where they fit.
+  /// The exponentials go back to the slot where they fit, so that a finisher only scales them.
   static constexpr bool has_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
   /// So do the transformed logits, so that a transform and its operands are used once.
-  static constexpr bool has_logits = Part::has_transform && (has_exponentials || Part::packed);
-  static constexpr bool writes_back = has_exponentials || has_logits;
+  static constexpr bool has_logits = Part::has_transform && (std::is_same_v<In, Acc> || Part::packed);
   static constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
 
   const Problem& problem;
@@ -522,6 +541,10 @@ struct GridPipelinedBlock {
   std::uint32_t epoch;
   int lane;
 
+  /// Whether publishers write to the slot what outputs are made of.
+  __host__ __device__ static bool writes_back(Operation operation) {
+    return has_logits || (has_exponentials && operation == Operation::softmax);
+  }
   __device__ bool writes_rows() const { return problem.operation != Operation::logsumexp; }
   __device__ std::uint32_t tag() const { return CudaWorkspace::tag_of(epoch); }
   __device__ char* slot(int s) const { return slots + s * shape.slot_bytes; }
@@ -727,7 +750,7 @@ struct GridPipelinedBlock {
   }
 
   /// A warp of a group of publishers.
-  __device__ void publish(int group, int groups, int warp) const {
+  __device__ __forceinline__ void publish(int group, int groups, int warp) const {
     RingCursor at{group, 0};
     for (;; at.advance(shape.slots, groups)) {
       mbarrier_wait_parity(&ring[at.slot].full, at.parity);
@@ -754,80 +777,119 @@ struct GridPipelinedBlock {
   /// The (max, sum) of a warp's share. Two loops over the slot, not unrolled to its end: instructions that
   /// are not at hand are waited for.
   template <bool single, class TransformRow>
-  __device__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice, int warp,
-                                                const TransformRow& transform) const {
+  __device__ __forceinline__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice,
+                                                                int warp,
+                                                                const TransformRow& transform) const {
     const int columns = in.columns;
     const int first = Part::first_column(warp, lane);
     const int left = columns - first;
     In* const from = slice + first;
-    const auto write = [&](int begin, const auto& value_of) {
+    const auto write = [&](int begin, auto whole, const auto& value_of) {
 #pragma unroll
       for (int i = 0; i < Part::steps; ++i) {
         const int column = begin + i * Part::stride;
-        if constexpr (!Part::packed) {
-          if (column < left) from[column] = value_of(i);
-        } else if (!single && column + 1 < left) {
+        if constexpr (Part::unit == 1) {
+          if (decltype(whole)::value || column < left) from[column] = value_of(i);
+        } else if (!single && (decltype(whole)::value || column + 1 < left)) {
           *reinterpret_cast<unsigned*>(from + column) = value_of(i);
         } else {
           // (A half or bfloat16 would be taken apart into its bytes.)
           auto* const to = reinterpret_cast<unsigned short*>(from + column);
-          if (column < left) to[0] = static_cast<unsigned short>(value_of(i));
-          if (column + 1 < left) to[1] = static_cast<unsigned short>(value_of(i) >> 16);
+          const unsigned pair = value_of(i);
+          if (decltype(whole)::value || column < left) to[0] = static_cast<unsigned short>(pair);
+          if (decltype(whole)::value || column + 1 < left) to[1] = static_cast<unsigned short>(pair >> 16);
         }
       }
     };
-    // use(part, first column) for the parts of the slice, some at once: one alone would be waited for.
-    const auto in_parts = [&](const auto& transform_row, const auto& use) {
-      const auto some = [&](int begin, auto count, auto whole) {
+    // use(part, first column, whether it is whole) for the parts of the slice, some at once: one alone would
+    // be waited for.
+    const auto in_parts = [&](const auto& transform_row, bool looks_for_minus_infinity, const auto& use) {
+      constexpr bool is_identity = std::is_same_v<decltype(transform_row), const BoundIdentity::Row&>;
+      constexpr int at_once = sizeof(Acc) == 8 || (Part::unit == 2 && !(Part::packed && is_identity)) ? 2 : 4;
+      const auto some = [&](int begin, auto count, auto whole, auto looks) {
         Part part[decltype(count)::value];
 #pragma unroll
         for (int i = 0; i < decltype(count)::value; ++i) {
           const int begin_of_part = begin + i * Part::columns;
-          part[i].template load<single, decltype(whole)::value, true>(
+          part[i].template load<single, decltype(whole)::value, true, decltype(looks)::value>(
               from + begin_of_part, left - begin_of_part, transform_row,
               in.first_column + first + begin_of_part);
         }
 #pragma unroll
-        for (int i = 0; i < decltype(count)::value; ++i) use(part[i], begin + i * Part::columns);
+        for (int i = 0; i < decltype(count)::value; ++i) use(part[i], begin + i * Part::columns, whole);
       };
-      constexpr bool is_identity = std::is_same_v<decltype(transform_row), const BoundIdentity::Row&>;
-      constexpr int at_once = sizeof(Acc) == 8 || (Part::unit == 2 && !(Part::packed && is_identity)) ? 2 : 4;
       int begin = 0;
+      const auto whole_parts = [&](auto looks) {
 #pragma unroll 1
-      for (; begin + at_once * Part::columns <= columns; begin += at_once * Part::columns)
-        some(begin, std::integral_constant<int, at_once>{}, std::true_type{});
+        for (; begin + at_once * Part::columns <= columns; begin += at_once * Part::columns)
+          some(begin, std::integral_constant<int, at_once>{}, std::true_type{}, looks);
+      };
+      if constexpr (may_overlook_minus_infinity<TransformRow> && !is_identity) {
+        if (!looks_for_minus_infinity) whole_parts(std::false_type{});
+      }
+      if (looks_for_minus_infinity) whole_parts(std::true_type{});
 #pragma unroll 1
       for (; begin + Part::columns < columns; begin += 2 * Part::columns)
-        some(begin, std::integral_constant<int, 2>{}, std::false_type{});
-      if (begin < columns) some(begin, std::integral_constant<int, 1>{}, std::false_type{});
+        some(begin, std::integral_constant<int, 2>{}, std::false_type{}, std::true_type{});
+      if (begin < columns) some(begin, std::integral_constant<int, 1>{}, std::false_type{}, std::true_type{});
     };
-    auto maximum = Part::Maximum::none();
-    in_parts(transform, [&](const Part& part, int begin) {
-      maximum.join(part);
-      if constexpr (has_logits) write(begin, [&](int i) { return part.held[i]; });
-    });
-    const Acc max = maximum.of_warp();
+    bool looks_for_minus_infinity = true;
+    const auto find_maximum = [&] {
+      auto maximum = Part::Maximum::none();
+      in_parts(transform, looks_for_minus_infinity, [&](const Part& part, int begin, auto whole) {
+        maximum.join(part);
+        if constexpr (has_logits) write(begin, whole, [&](int i) { return part.held[i]; });
+      });
+      return maximum.of_warp();
+    };
+    Acc max;
+    if constexpr (may_overlook_minus_infinity<TransformRow>) {
+      looks_for_minus_infinity = !stage_keeps_minus_infinity(transform);
+#pragma unroll 1
+      for (;; looks_for_minus_infinity = true) {
+        max = find_maximum();
+        if (max == max || looks_for_minus_infinity) break;
+      }
+    } else {
+      max = find_maximum();
+    }
     const auto exponential = Part::exponential_below(max);
     [[maybe_unused]] const bool keeps_exponentials =
         in.use == SliceUse::hold && problem.operation == Operation::softmax;
     auto sum = ShareSum<Acc>::none();
-    const auto add = [&](const Part& part, int begin) {
+    const auto add = [&](Part& part, int begin, auto whole) {
+      if constexpr (Part::unpacked) {
+        if (exponential.subtracts_first()) part.subtract(exponential.subtracted);
+      }
       Acc e[Part::count];
-      part.add_to(sum, exponential, [&](int i, Acc value) { e[i] = value; });
+      part.template add_to<Part::packed || Part::unpacked>(sum, exponential,
+                                                           [&](int i, Acc value) { e[i] = value; });
       if constexpr (has_exponentials) {
-        if (keeps_exponentials) write(begin, [&](int i) { return e[i]; });
+        if (!keeps_exponentials) return;
+        write(begin, whole, [&](int i) {
+          if constexpr (Part::unpacked) {
+            return PackedExponentials::of(e[2 * i], e[2 * i + 1]);
+          } else {
+            return e[i];
+          }
+        });
       }
     };
     if constexpr (has_logits) {
-      in_parts(BoundIdentity::Row{}, add);
+      in_parts(BoundIdentity::Row{}, true, add);
     } else {
-      in_parts(transform, add);
+      in_parts(transform, looks_for_minus_infinity, add);
     }
     return Part::share(max, sum.of_warp());
   }
 
+  /// Whether a transform of pairs can be applied without looking for logits of -inf, and once more with if
+  /// the maximum is NaN then.
+  template <class TransformRow>
+  static constexpr bool may_overlook_minus_infinity = Part::unpacked&& may_keep_minus_infinity<TransformRow>;
+
   /// Reduces a slice to what each of its shares has.
-  __device__ void publish_slice(const RingCursor& at, int warp) const {
+  __device__ __forceinline__ void publish_slice(const RingCursor& at, int warp) const {
     const SliceInSlot<Problem>& in = ring[at.slot].slice;
     In* const slice = reinterpret_cast<In*>(slot(at.slot) + in.shift);
     with_transform(in, [&](const auto& transform) {
@@ -842,8 +904,8 @@ struct GridPipelinedBlock {
   }
 
   /// Whether the finishers need a slice's operands.
-  __device__ static bool finishes_from_inputs(SliceUse use) {
-    return use == SliceUse::finish || (use == SliceUse::hold && !writes_back);
+  __device__ bool finishes_from_inputs(SliceUse use) const {
+    return use == SliceUse::finish || (use == SliceUse::hold && !writes_back(problem.operation));
   }
   __device__ void release_operands(const SliceInSlot<Problem>& in) const {
     if constexpr (stages_operands<Problem>) {
@@ -871,7 +933,7 @@ struct GridPipelinedBlock {
   }
 
   /// A warp of the finishers.
-  __device__ void finish(int warp) const {
+  __device__ __forceinline__ void finish(int warp) const {
     for (RingCursor at;; at.advance(shape.slots)) {
       GridPipelinedSlot<Problem>& held = ring[at.slot];
       mbarrier_wait_parity(&held.ready, at.parity);
@@ -892,13 +954,13 @@ struct GridPipelinedBlock {
   }
 
   template <class Done>
-  __device__ void finish_slice(const RingCursor& at, int warp, const Done& done) const {
+  __device__ __forceinline__ void finish_slice(const RingCursor& at, int warp, const Done& done) const {
     GridPipelinedSlot<Problem>& held = ring[at.slot];
     const SliceInSlot<Problem>& in = held.slice;
     const SlicedRowResult<Problem> result = held.of_row;
     const SliceWriter<Problem> writer{in, slot(at.slot), warp, opaque(lane), result};
-    if constexpr (writes_back) {
-      if (in.use == SliceUse::hold) {
+    if constexpr (has_exponentials || has_logits) {
+      if (in.use == SliceUse::hold && writes_back(problem.operation)) {
         mbarrier_wait_parity(&held.reduced, at.parity);
         if (has_exponentials && problem.operation == Operation::softmax) {
           writer.scale_exponentials(held.of_warp, done);
@@ -1096,7 +1158,8 @@ struct GridPipelinedRows {
       });
       if (!side_by_side) return;
       shape.operand_slot_bytes = bytes;
-      if (problem.operation != Operation::logsumexp && !GridPipelinedBlock<Problem>::writes_back) {
+      if (problem.operation != Operation::logsumexp &&
+          !GridPipelinedBlock<Problem>::writes_back(problem.operation)) {
         // The finishers need them, too: they stay as long as their slices.
         const int slots = std::min(shape.slots, shared_bytes / (slot_bytes + bytes));
         if (slots > shape.parties) shape.operand_slots = shape.slots = slots;

@@ -47,6 +47,20 @@ struct BlockOfRow {
   __device__ void synchronize() const { __syncthreads(); }
 };
 
+/// A block whose rows are whole steps, at boundaries of 16 bytes, their transform one that takes neighbours.
+struct BlockOfWholeRow {
+  static constexpr bool has_neighbours = false;
+  static constexpr bool has_whole_rows = true;
+  int index, count;
+
+  __device__ static constexpr int first_step() { return 0; }
+};
+
+template <class Threads>
+inline constexpr bool has_whole_rows_v = requires {
+  Threads::has_whole_rows;
+};
+
 /// A block that has what a single warp would have, each warp one step of it.
 struct WarpsOfRow {
   static constexpr int count = 32;
@@ -147,10 +161,15 @@ struct RowRegisters {
   static constexpr int count = vectors * width;
   Acc held[count];
 
+  struct alignas(16) InVector {
+    In e[16 / sizeof(In)];
+  };
+
   /// Whether no thread has anything of the row in step k. (The first steps are left to the compiler to
   /// interleave.)
   template <class Threads>
   __device__ static bool skips(int k, int columns, const Threads& threads) {
+    if constexpr (has_whole_rows_v<Threads>) return false;
     constexpr int always = interleaved ? 2 : 5;
     return vectors > always && k >= always && k * threads.count * width >= columns;
   }
@@ -161,7 +180,73 @@ struct RowRegisters {
     if constexpr (interleaved) {
       load_interleaved(x, columns, threads, transform);
     } else {
-      load_vectors(x, columns, threads, transform);
+      InVector raw[vectors];
+      fetch_vectors(x, columns, threads, raw);
+      take_vectors(raw, columns, threads, transform);
+    }
+  }
+
+  /// Reads a row of vectors; past its end -inf.
+  template <class Threads>
+  __device__ static void fetch_vectors(const In* x, int columns, const Threads& threads,
+                                       InVector (&raw)[vectors]) {
+    InVector nothing;
+    for (auto& e : nothing.e) e = store_as<In>(-infinity_v<Acc>);
+    if (has_whole_rows_v<Threads> || __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(x) % 16 == 0)) {
+      const auto* const from = anchored(reinterpret_cast<const InVector*>(x) + number(0, threads));
+      if (is_full(vectors - 1, columns, threads)) {
+#pragma unroll
+        for (int k = 0; k < vectors; ++k) raw[k] = load_streaming(from + k * threads.count);
+      } else {
+        const int left = columns - number(0, threads) * width;
+#pragma unroll
+        for (int k = 0; k < vectors; ++k) {
+          raw[k] = nothing;
+          if (left > k * threads.count * width) raw[k] = load_streaming(from + k * threads.count);
+        }
+      }
+    } else {
+      // All loads before the first use, so that they are under way together.
+      const bool odd = sizeof(In) == 2 && reinterpret_cast<std::uintptr_t>(x) % 4 != 0;
+      Words words[vectors];
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        words[k] = words_of(nothing);
+        if (number(k, threads) * width < columns) words[k] = load_words(x + number(k, threads) * width, odd);
+      }
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        raw[k] = number(k, threads) * width < columns ? vector_of(words[k], odd) : nothing;
+      }
+    }
+  }
+
+  /// Transforms what fetch_vectors read.
+  template <class Threads, class TransformRow>
+  __device__ void take_vectors(const InVector (&raw)[vectors], int columns, const Threads& threads,
+                               const TransformRow& transform) {
+    const auto transform_vectors = [&](const auto& transform_vector) {
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        Acc part[width];
+#pragma unroll
+        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw[k].e[i]);
+        const int column = number(k, threads) * width;
+        transform_vector(part, has_whole_rows_v<Threads> ? column : operand_column(column, columns));
+#pragma unroll
+        for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
+      }
+    };
+    if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
+      transform_vectors([](Acc(&)[width], int) {});
+    } else if (has_whole_rows_v<Threads> || stage_takes_neighbours<width>(transform)) {
+      transform_vectors(
+          [&](Acc(&part)[width], int first) { transform_neighbours<width>(transform, part, first); });
+    } else {
+      transform_vectors([&](Acc(&part)[width], int first) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) part[i] = transformed<Acc>(transform, part[i], first + i);
+      });
     }
   }
 
@@ -188,20 +273,21 @@ struct RowRegisters {
           }
         }
       }
-    } else if (__all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(y) % store_bytes == 0)) {
+    } else if (has_whole_rows_v<Threads> ||
+               __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(y) % store_bytes == 0)) {
       auto* const to = anchored(reinterpret_cast<OutPart*>(y) + number(0, threads) * stores);
       const bool full = exists && is_full(vectors - 1, columns, threads);
       const int left = columns - number(0, threads) * width;
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
-        if (full || left > k * threads.count * width) {
+        if (has_whole_rows_v<Threads> || full || left > k * threads.count * width) {
           OutVector out;
           round_outputs(k, output, out);
 #pragma unroll
           for (int p = 0; p < stores; ++p) store_streaming(to + k * threads.count * stores + p, out.part[p]);
         }
       }
-    } else {
+    } else if constexpr (!has_whole_rows_v<Threads>) {
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
         if (number(k, threads) * width >= row_columns) break;
@@ -218,9 +304,6 @@ struct RowRegisters {
   }
 
  private:
-  struct alignas(16) InVector {
-    In e[16 / sizeof(In)];
-  };
   struct alignas(store_bytes) OutPart {
     Out e[width / stores];
   };
@@ -235,7 +318,7 @@ struct RowRegisters {
   /// Whether every thread has whole vectors of the row in step k.
   template <class Threads>
   __device__ static bool is_full(int k, int columns, const Threads& threads) {
-    return (k + threads.first_step() + 1) * threads.count * width <= columns;
+    return has_whole_rows_v<Threads> || (k + threads.first_step() + 1) * threads.count * width <= columns;
   }
   template <class Threads>
   __device__ static int interleaved_column(int step, const Threads& threads) {
@@ -274,62 +357,6 @@ struct RowRegisters {
                                         operand_column(interleaved_column(step, threads), columns));
         }
       }
-    }
-  }
-
-  template <class Threads, class TransformRow>
-  __device__ void load_vectors(const In* x, int columns, const Threads& threads,
-                               const TransformRow& transform) {
-    InVector raw[vectors], nothing;
-    for (auto& e : nothing.e) e = store_as<In>(-infinity_v<Acc>);
-    if (__all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(x) % 16 == 0)) {
-      const auto* const from = anchored(reinterpret_cast<const InVector*>(x) + number(0, threads));
-      if (is_full(vectors - 1, columns, threads)) {
-#pragma unroll
-        for (int k = 0; k < vectors; ++k) raw[k] = load_streaming(from + k * threads.count);
-      } else {
-        const int left = columns - number(0, threads) * width;
-#pragma unroll
-        for (int k = 0; k < vectors; ++k) {
-          raw[k] = nothing;
-          if (left > k * threads.count * width) raw[k] = load_streaming(from + k * threads.count);
-        }
-      }
-    } else {
-      // All loads before the first use, so that they are under way together.
-      const bool odd = sizeof(In) == 2 && reinterpret_cast<std::uintptr_t>(x) % 4 != 0;
-      Words words[vectors];
-#pragma unroll
-      for (int k = 0; k < vectors; ++k) {
-        words[k] = words_of(nothing);
-        if (number(k, threads) * width < columns) words[k] = load_words(x + number(k, threads) * width, odd);
-      }
-#pragma unroll
-      for (int k = 0; k < vectors; ++k) {
-        raw[k] = number(k, threads) * width < columns ? vector_of(words[k], odd) : nothing;
-      }
-    }
-    const auto transform_vectors = [&](const auto& transform_vector) {
-#pragma unroll
-      for (int k = 0; k < vectors; ++k) {
-        Acc part[width];
-#pragma unroll
-        for (int i = 0; i < width; ++i) part[i] = load_as<Acc>(raw[k].e[i]);
-        transform_vector(part, operand_column(number(k, threads) * width, columns));
-#pragma unroll
-        for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
-      }
-    };
-    if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
-      transform_vectors([](Acc(&)[width], int) {});
-    } else if (stage_takes_neighbours<width>(transform)) {
-      transform_vectors(
-          [&](Acc(&part)[width], int first) { transform_neighbours<width>(transform, part, first); });
-    } else {
-      transform_vectors([&](Acc(&part)[width], int first) {
-#pragma unroll
-        for (int i = 0; i < width; ++i) part[i] = transformed<Acc>(transform, part[i], first + i);
-      });
     }
   }
 

@@ -50,9 +50,10 @@ struct ExponentialBelow<float> {
     correction = direct ? ex2_approx_ftz(-fmaf(max, log2e, -offset)) : 1.0f;
   }
   /// To be multiplied by the correction.
-  __device__ float uncorrected(float value) const {
-    return ex2_approx_ftz(fmaf(value - subtracted, log2e, -offset));
-  }
+  __device__ float uncorrected(float value) const { return (*this)(value - subtracted); }
+  /// The same where, if it `subtracts_first`, the maximum has been subtracted from the value.
+  __device__ bool subtracts_first() const { return subtracted != 0.0f; }
+  __device__ float operator()(float value) const { return ex2_approx_ftz(fmaf(value, log2e, -offset)); }
 };
 
 template <>
@@ -63,8 +64,7 @@ struct ExponentialBelow<double> {
   __device__ double uncorrected(double value) const { return exp(value - max); }
 };
 
-/// The same for rows in registers, as exact as an output shows. Where it `subtracts_first`, the maximum has
-/// been subtracted from the values.
+/// The same for rows in registers, as exact as an output shows.
 template <class Out, class Acc>
 struct RowExponential {
   Acc max;
@@ -77,8 +77,6 @@ struct RowExponential {
 template <class Out>
 requires(!is_16_bit_v<Out>) struct RowExponential<Out, float> : ExponentialBelow<float> {
   using ExponentialBelow<float>::ExponentialBelow;
-  __device__ bool subtracts_first() const { return subtracted != 0.0f; }
-  __device__ float operator()(float value) const { return ex2_approx_ftz(fmaf(value, log2e, -offset)); }
 };
 
 /// The maximum of two, NaN where one of them is.
@@ -162,6 +160,22 @@ struct PackedPair {
       return bits_as<unsigned>(__hmax2_nan(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
     return bits_as<unsigned>(__hmax2_nan(bits_as<__half2>(a), bits_as<__half2>(b)));
   }
+};
+
+/// Two floats from 0 up to below 2, as the exponentials below a maximum are, in 16 bits each, two bits of
+/// the significand more than bfloat16 has: an output rounded from these is within 5/8 of its last place.
+struct PackedExponentials {
+  __device__ static unsigned of(float first, float second) {
+    return __byte_perm(rounded(first), rounded(second), 0x7632);
+  }
+  __device__ static float low(unsigned pair) { return bits_as<float>(pair << 14 & significant); }
+  __device__ static float high(unsigned pair) { return bits_as<float>(pair >> 2 & significant); }
+  /// What these keep of a float.
+  __device__ static float kept(float value) { return high(rounded(value)); }
+
+ private:
+  static constexpr unsigned significant = 0x3fffc000u;  // not the sign, nor the exponent's first bit
+  __device__ static unsigned rounded(float value) { return bits_as<unsigned>(value) * 4 + 0x8000u; }
 };
 
 /// A sum across threads that keeps what rounding would take: double for float, a compensated pair for double.

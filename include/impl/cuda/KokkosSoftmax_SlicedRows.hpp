@@ -84,6 +84,9 @@ struct PartOfSlice {
   using Held = std::conditional_t<packed, unsigned, Acc>;
   using Exponential = std::conditional_t<packed, ExponentialOf16Bits<In>, ExponentialBelow<Acc>>;
 
+  /// Pairs of 16 bits that a transform makes floats of.
+  static constexpr bool unpacked = unit == 2 && std::is_same_v<Acc, float> && !packed;
+
   Held held[packed ? steps : count];
 
   /// The first column of a lane of a share.
@@ -108,8 +111,8 @@ struct PartOfSlice {
 
   /// Reads and transforms what begins at `from`, the lane's first column, and ends after `left` more; past
   /// the end -inf. `single`: not where a lane takes_units. `whole`: there is no end. `in_slot`: behind the
-  /// end lies what can be read, too.
-  template <bool single, bool whole, bool in_slot, class TransformRow>
+  /// end lies what can be read, too. `looks_for_minus_infinity`: see transform_neighbours.
+  template <bool single, bool whole, bool in_slot, bool looks_for_minus_infinity = true, class TransformRow>
   __device__ void load(const In* from, int left, const TransformRow& transform, index_type column) {
     constexpr bool is_identity = std::is_same_v<TransformRow, BoundIdentity::Row>;
 #pragma unroll
@@ -160,10 +163,11 @@ struct PartOfSlice {
 #pragma unroll
         for (int j = 0; j < unit; ++j) value[j] = exists(j) ? load_as<Acc>(scalar[j]) : -infinity_v<Acc>;
         if constexpr (unit > 1 && whole && !single) {
-          transform_neighbours<unit>(transform, value, operand_column(0));
+          transform_neighbours<unit, looks_for_minus_infinity>(transform, value, operand_column(0));
         } else {
 #pragma unroll
-          for (int j = 0; j < unit; ++j) value[j] = transformed<Acc>(transform, value[j], operand_column(j));
+          for (int j = 0; j < unit; ++j)
+            value[j] = transformed<Acc, looks_for_minus_infinity>(transform, value[j], operand_column(j));
         }
 #pragma unroll
         for (int j = 0; j < unit; ++j) held[i * unit + j] = value[j];
@@ -216,8 +220,8 @@ struct PartOfSlice {
     return Exponential(base(max));
   }
 
-  /// Adds the exponentials, each of which each(i, exponential) sees.
-  template <class Each>
+  /// Adds the exponentials, each of which each(i, exponential) sees. `subtracted`: see ExponentialBelow.
+  template <bool subtracted = packed, class Each>
   __device__ void add_to(ShareSum<Acc>& sum, const Exponential& exponential, const Each& each) const {
     // A few in the accumulator's type, these in a better one: a lane whose own maximum weighs 1 would lose
     // what many small terms come to. 16 bits of output show less of that.
@@ -228,7 +232,7 @@ struct PartOfSlice {
       Acc e[few];
 #pragma unroll
       for (int j = 0; j < few; ++j) {
-        if constexpr (packed) {
+        if constexpr (subtracted) {
           e[j] = exponential(value(i + j));
         } else {
           e[j] = exponential.uncorrected(value(i + j));
@@ -242,6 +246,11 @@ struct PartOfSlice {
       }
       sum.join(ShareSum<Acc>::of(e[0]));
     }
+  }
+
+  __device__ void subtract(Acc value) {
+#pragma unroll
+    for (Held& h : held) h -= value;
   }
 
   /// The (max, sum) of a whole share.
@@ -327,7 +336,11 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
   using Out = typename Problem::Out;
   /// Where a share's exponentials, exp(value - max of the share), can be kept until the row's result is
   /// known, they only have to be scaled then.
-  static constexpr bool keeps_exponentials = std::is_same_v<typename Problem::In, Acc>;
+  static constexpr bool keeps_packed_exponentials = std::is_same_v<typename Problem::In, bhalf_t> &&
+                                                    std::is_same_v<Out, bhalf_t> &&
+                                                    PartOfSlice<Problem>::unpacked;
+  static constexpr bool keeps_exponentials =
+      std::is_same_v<typename Problem::In, Acc> || keeps_packed_exponentials;
   /// The sum goes into the exponent: 16 bits of result do not show its rounding.
   static constexpr bool sum_in_exponent =
       !keeps_exponentials && is_16_bit_v<Out> && std::is_same_v<Acc, float>;
@@ -350,13 +363,11 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
       use([this](Acc value) { return this->log_softmax(value); });
     } else if constexpr (sum_in_exponent) {
       constexpr float log2e = 1.4426950408889634f;
-      if constexpr (PartOfSlice<Problem>::packed) {
-        // Two instructions, where the rounding of what they have in common does not show.
-        const float offset = fmaf(this->max, log2e, this->log_sum);
-        if (fabsf(offset) < 0x1p9f) {
-          use([offset](Acc value) { return ex2_approx_ftz(fmaf(value, log2e, -offset)); });
-          return;
-        }
+      // Two instructions, where the rounding of what they have in common does not show.
+      const float offset = fmaf(this->max, log2e, this->log_sum);
+      if (fabsf(offset) < 0x1p9f) {
+        use([offset](Acc value) { return ex2_approx_ftz(fmaf(value, log2e, -offset)); });
+        return;
       }
       use([this](Acc value) { return ex2_approx_ftz(fmaf(value - this->max, log2e, -this->log_sum)); });
     } else {
@@ -364,6 +375,12 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
       const Acc scale = exponential.correction * this->factor;
       use([&](Acc value) { return exponential.uncorrected(value) * scale; });
     }
+  }
+
+  /// An exponential as it is kept.
+  __device__ static Acc kept(Acc exponential) {
+    if constexpr (keeps_packed_exponentials) return PackedExponentials::kept(exponential);
+    return exponential;
   }
 
   /// What the exponentials of a share are multiplied by, uncorrected as they were kept.

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
     ShareSum<Acc> sum =
         mine.sum(max, [&]([[maybe_unused]] int e, [[maybe_unused]] int i, [[maybe_unused]] Acc exponential) {
           if constexpr (keeps_exponentials) {
-            if (softmax) mine.part[e].held[i] = exponential;
+            if (softmax) mine.part[e].held[i] = SlicedRowResult<Problem>::kept(exponential);
           }
         });
     if constexpr (parts > 1) {

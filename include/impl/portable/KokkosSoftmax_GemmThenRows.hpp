@@ -102,7 +102,9 @@ struct BoundRowShift {
   using Row = typename Inner::Row;
   Inner inner;
   index_type first_row;
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return rows_are_alike(inner); }
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return inner.at_row(row + first_row); }
+  KOKKOS_FORCEINLINE_FUNCTION Row row_of_all() const { return inner.at_row(0); }
 };
 
 template <class Transform>
@@ -184,6 +186,7 @@ struct BoundNormalizer {
       }
     }
   };
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return true; }
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {*this}; }
 
   /// Arrays of whole vectors.
