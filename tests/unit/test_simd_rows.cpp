@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -324,6 +325,90 @@ TEST_F(SimdRows, TilesOfEveryWidthGiveTheBitsOfThinOnes) {
       check_tile_widths<double>(exec, operation, in_place);
       check_tile_widths<ks::half_t>(exec, operation, in_place);
       check_tile_widths<ks::bhalf_t>(exec, operation, in_place);
+    }
+  }
+}
+
+template <class T>
+bool differs(const T& a, const T& b) {
+  const bool nan = a != a && b != b;  // of either sign
+  return !nan && std::memcmp(&a, &b, sizeof(T)) != 0;
+}
+// Fewer neighbours than a vector has lanes: blocks of columns share vectors, in runs of one slab or of many.
+// The bits are those of the same rows among 17 neighbours; with -inf, +inf and NaN among the logits; wherever
+// padding puts columns and slabs, in place or not, and no byte of the padding changes.
+template <class T>
+void check_few_neighbours(const Exec& exec, Operation operation, bool in_place) {
+  using Thin = Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space>;
+  using Slabs =
+      Kokkos::View<T***, Kokkos::LayoutStride, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  struct Extents {
+    std::int64_t slabs, columns, width;
+  };
+  std::vector<Extents> all;
+  for (const std::int64_t width : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15}) {
+    for (const std::int64_t columns : {1, 7, 32, 33, 100}) all.push_back({40, columns, width});
+    all.push_back({3, 2047, width});
+    all.push_back({width < 3 ? 19 : 3, 4131, width});
+  }
+  for (const Extents& e : all) {
+    for (const std::int64_t padding : {0, 3}) {
+      const std::int64_t distance = e.width + padding, slab = e.columns * distance + 2 * padding;
+      const std::int64_t size = e.slabs * slab;
+      const Kokkos::View<T*, Exec::memory_space> x("x", size + 1), y("y", size + 1);
+      const Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space> lse("lse", e.slabs, e.width);
+      const Kokkos::View<T*, Exec::memory_space> lse_alone("lse_alone", 17);
+      Random random(9);
+      for (std::int64_t i = 0; i < size; ++i) {
+        x(i) = T(static_cast<float>(random.uniform(-9, 9)));
+        y(i) = T(-7.0f);
+      }
+      const auto at = [&](std::int64_t s, std::int64_t c, std::int64_t r) {
+        return s * slab + c * distance + r;
+      };
+      const float infinity = std::numeric_limits<float>::infinity();
+      x(at(0, e.columns / 2, 0)) = T(infinity);
+      x(at(1, e.columns - 1, e.width - 1)) = T(std::numeric_limits<float>::quiet_NaN());
+      for (std::int64_t c = 0; c < e.columns; ++c) x(at(2, c, e.width / 2)) = T(-infinity);
+      std::vector<T> logits(x.data(), x.data() + size),
+          kept(in_place ? x.data() : y.data(), (in_place ? x.data() : y.data()) + size);
+      // An output that begins elsewhere in a cache line.
+      T* out = in_place ? x.data() : y.data() + (padding > 0 ? 1 : 0);
+      if (!in_place) std::copy(kept.begin(), kept.end(), out);
+      const Kokkos::LayoutStride layout(e.slabs, slab, e.columns, distance, e.width, 1);
+      call(operation, exec, Slabs(x.data(), layout), Slabs(out, layout), lse, 1);
+      const Thin thin("thin", e.columns, 17), alone("alone", e.columns, 17);
+      std::int64_t different = 0;
+      for (std::int64_t s = 0; s<e.slabs; s += e.slabs> 3 ? 13 : 1) {
+        for (std::int64_t c = 0; c < e.columns; ++c)
+          for (std::int64_t r = 0; r < 17; ++r)
+            thin(c, r) = logits[static_cast<std::size_t>(at(s, c, r % e.width))];
+        call(operation, exec, thin, alone, lse_alone, 0);
+        for (std::int64_t r = 0; r < e.width; ++r) {
+          if (operation == Operation::logsumexp) {
+            different += differs(lse(s, r), lse_alone(r));
+          } else {
+            for (std::int64_t c = 0; c < e.columns; ++c) different += differs(out[at(s, c, r)], alone(c, r));
+          }
+        }
+      }
+      for (std::int64_t i = 0; i < size; ++i) {
+        const bool is_padding = i % slab >= e.columns * distance || i % slab % distance >= e.width;
+        if (is_padding || operation == Operation::logsumexp)
+          different += std::memcmp(out + i, &kept[static_cast<std::size_t>(i)], sizeof(T)) != 0;
+      }
+      EXPECT_EQ(different, 0) << e.slabs << " x " << e.columns << " x " << e.width << " + " << padding << " "
+                              << ks::scalar_name<T>() << (in_place ? " in place" : "");
+    }
+  }
+}
+TEST_F(SimdRows, FewNeighboursGiveTheBitsOfMany) {
+  for (auto operation : operations) {
+    for (bool in_place : {false, true}) {
+      check_few_neighbours<float>(exec, operation, in_place);
+      check_few_neighbours<double>(exec, operation, in_place);
+      check_few_neighbours<ks::half_t>(exec, operation, in_place);
+      check_few_neighbours<ks::bhalf_t>(exec, operation, in_place);
     }
   }
 }

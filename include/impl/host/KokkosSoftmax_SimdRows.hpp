@@ -9,7 +9,8 @@
 /// its chunk. Whether the exponentials of a chunk wait in a cache for that factor or are computed once more,
 /// which thread has which chunk, and whether stores go past the caches is a matter of speed that moves no
 /// bits (KokkosSoftmax_SimdChunk.hpp, KokkosSoftmax_SimdRowWork.hpp). Where the axis is not contiguous,
-/// vectors run across neighbouring rows (KokkosSoftmax_SimdTile.hpp). This file decides who does what, and
+/// vectors run across neighbouring rows (KokkosSoftmax_SimdTile.hpp), and across blocks of a few of them
+/// (KokkosSoftmax_SimdRuns.hpp). This file decides who does what, and
 /// launches it.
 
 #ifndef KOKKOSSOFTMAX_SIMDROWS_HPP
@@ -17,7 +18,7 @@
 
 #include <impl/host/KokkosSoftmax_Cpu.hpp>
 #include <impl/host/KokkosSoftmax_SimdRowWork.hpp>
-#include <impl/host/KokkosSoftmax_SimdTile.hpp>
+#include <impl/host/KokkosSoftmax_SimdRuns.hpp>
 #include <impl/KokkosSoftmax_Scratch.hpp>
 
 #include <impl/Kokkos_Profiling.hpp>
@@ -331,14 +332,14 @@ struct SimdRows {
     }
   };
 
-  template <Operation operation, class Problem>
+  template <Operation operation, class Tile, class Problem>
   struct WholeTiles {
     const Call<Problem>& call;
     SimdTiles tiles;
     int tasks;
     void operator()(int task) const {
       for (index_type t = share(tiles.count, task, tasks); t < share(tiles.count, task + 1, tasks); ++t) {
-        SimdTile<Problem, operation> tile(call.problem, tiles, t, call.stream);
+        Tile tile(call.problem, tiles, t, call.stream);
         tile.whole(call.stage(task));
       }
       finish_streaming(call.stream);
@@ -346,7 +347,7 @@ struct SimdRows {
   };
 
   /// Chunks of the columns of tiles, in two launches.
-  template <Operation operation, class Problem>
+  template <Operation operation, class Tile, class Problem>
   struct SharedTiles {
     using A = typename Problem::Acc;
     const Call<Problem>& call;
@@ -362,7 +363,7 @@ struct SimdRows {
       A* all_states = reinterpret_cast<A*>(call.states);
       for (index_type unit = begin; unit < end;) {
         const index_type t = unit / units_of_tile;
-        SimdTile<Problem, operation> tile(call.problem, tiles, t, call.stream);
+        Tile tile(call.problem, tiles, t, call.stream);
         A* states = all_states + t * chunks * distance;
         if (write) {
           tile.join(states, chunks, distance);
@@ -383,20 +384,28 @@ struct SimdRows {
 
   template <Operation operation, class Exec, class Problem>
   static void run_tiles(const Exec& exec, const Problem& problem) {
-    using A = Acc<Problem>;
     const Call<Problem> call(exec, problem);
     const SimdTiles tiles = SimdTiles::of(problem, call.threads, HostCaches::longest_stage(call.threads));
-    const index_type chunks = SimdTilePlan<A>::chunks(problem.geometry.columns);
+    if (tiles.wide) {
+      launch_tiles<operation, SimdTile<Problem, operation>>(exec, call, tiles);
+    } else {
+      launch_tiles<operation, SimdRuns<Problem, operation>>(exec, call, tiles);
+    }
+  }
+
+  template <Operation operation, class Tile, class Exec, class Problem>
+  static void launch_tiles(const Exec& exec, const Call<Problem>& call, const SimdTiles& tiles) {
+    const index_type chunks = SimdTilePlan<Acc<Problem>>::chunks(call.problem.geometry.columns);
     if (chunks == 1) {
       const int tasks = call.tasks(tiles.count);
-      launch_tasks(exec, call.label, tasks, WholeTiles<operation, Problem>{call, tiles, tasks});
+      launch_tasks(exec, call.label, tasks, WholeTiles<operation, Tile, Problem>{call, tiles, tasks});
       return;
     }
     const int tasks = call.tasks(tiles.count * chunks);
     launch_tasks(exec, call.label + "::reduce", tasks,
-                 SharedTiles<operation, Problem>{call, tiles, tasks, false});
+                 SharedTiles<operation, Tile, Problem>{call, tiles, tasks, false});
     launch_tasks(exec, call.label + "::write", tasks,
-                 SharedTiles<operation, Problem>{call, tiles, tasks, true});
+                 SharedTiles<operation, Tile, Problem>{call, tiles, tasks, true});
   }
 };
 

@@ -3,7 +3,7 @@
 
 /// \file
 /// Rows side by side: the axis is not contiguous, a lane has a row, and a tile of neighbouring rows goes
-/// through the columns together.
+/// through the columns together. (Few neighbours: KokkosSoftmax_SimdRuns.hpp.)
 
 #ifndef KOKKOSSOFTMAX_SIMDTILE_HPP
 #define KOKKOSSOFTMAX_SIMDTILE_HPP
@@ -50,12 +50,13 @@ struct SimdTilePlan {
   }
 };
 
-/// How the rows are grouped into tiles: of neighbours in memory where there are some.
+/// How the rows are grouped into tiles.
 struct SimdTiles {
-  bool adjacent;     ///< the rows of a tile lie side by side in x and y
-  index_type inner;  ///< rows that continue each other
+  bool wide;         ///< the rows of a tile are neighbours in x and y, and enough of them to fill vectors
+  index_type inner;  ///< rows that are neighbours, or one
   int lanes;
-  index_type of_inner;
+  index_type of_inner;  ///< wide: tiles of neighbours
+  int runs = 1;         ///< else: runs of neighbours in a tile
   index_type count;
 
   template <class Problem>
@@ -65,9 +66,23 @@ struct SimdTiles {
     const RowGeometry& g = problem.geometry;
     SimdTiles tiles{};
     const int fastest = g.rank - 1;
-    tiles.adjacent = g.rank > 0 && g.x_stride[fastest] == 1 && g.extent[fastest] >= Plan::fewest_lanes / 2 &&
-                     (g.y_stride[fastest] == 1 || problem.operation == Operation::logsumexp);
-    tiles.inner = tiles.adjacent ? g.extent[fastest] : g.rows;
+    const bool adjacent = g.rank > 0 && g.x_stride[fastest] == 1 &&
+                          (g.y_stride[fastest] == 1 || problem.operation == Operation::logsumexp);
+    tiles.inner = adjacent ? g.extent[fastest] : 1;
+    tiles.wide = tiles.inner >= Plan::fewest_lanes / 2;
+    if (!tiles.wide) {
+      const index_type all = g.rows / tiles.inner;
+      // Long rows: what the states of chunks have room for.
+      index_type runs = ceil_div(Plan::width, tiles.inner);
+      if (Plan::chunks(g.columns) == 1) {
+        const index_type lanes = 4 * Plan::group / tiles.inner;
+        runs = std::min(lanes / Plan::blocks(g.columns), ceil_div(all, index_type(4) * concurrency));
+      }
+      tiles.runs = static_cast<int>(std::clamp<index_type>(runs, 1, all));
+      tiles.lanes = static_cast<int>(ceil_div(tiles.runs * tiles.inner, Plan::width) * Plan::width);
+      tiles.count = ceil_div(all, tiles.runs);
+      return tiles;
+    }
     index_type lanes = Plan::most_lanes, units = 1;
     if (Plan::chunks(g.columns) == 1) {
       lanes = std::min(lanes, static_cast<index_type>(stage_bytes / sizeof(Acc)) /
@@ -89,11 +104,98 @@ struct SimdTiles {
   }
 };
 
+/// What lanes do with a block of columns, and with the sums of blocks.
+template <class Problem, Operation operation>
+class SimdLanes {
+ protected:
+  using Acc = typename Problem::Acc;
+  using Ops = SimdOps<Acc>;
+  using Vector = typename Ops::Vector;
+  static constexpr int w = Ops::width;
+
+  struct ColumnsOfStage {
+    const Acc* v;
+    int stride;
+    KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(int c) const { return Ops::load(v + c * stride); }
+  };
+
+  /// Exponentials and sums of a block of columns, for a vector of lanes.
+  template <bool keep, class Source, class Next>
+  KOKKOSSOFTMAX_HOST_FUNCTION static void add_block(const Source& source, Acc* v, int distance, int columns,
+                                                    const Acc* max, Acc* sum_of_block, Next& next) {
+    const Vector m = Ops::load(max);
+    const auto one = [&](int c) __attribute__((always_inline)) {
+      const Vector e = exp_of_vector_difference<Ops>(source(c) - m);
+      if constexpr (keep) Ops::store(v + c * distance, e);
+      next.fetch();
+      return e;
+    };
+    Vector sum;
+    int c = 0;
+    if constexpr (operation == Operation::logsumexp) {
+      CompensatedVector<Acc> total;
+      for (; c + 2 <= columns; c += 2) total.add(one(c) + one(c + 1));
+      if (c < columns) total.add(one(c));
+      sum = total.sum + total.low;
+    } else {
+      Vector a0(Acc(0)), a1 = a0, a2 = a0, a3 = a0;
+      for (; c + 4 <= columns; c += 4) {
+        a0 = a0 + one(c);
+        a1 = a1 + one(c + 1);
+        a2 = a2 + one(c + 2);
+        a3 = a3 + one(c + 3);
+      }
+      if (c < columns) a0 = a0 + one(c++);
+      if (c < columns) a1 = a1 + one(c++);
+      if (c < columns) a2 = a2 + one(c++);
+      sum = (a0 + a1) + (a2 + a3);
+    }
+    Ops::store(sum_of_block, sum);
+  }
+
+  /// A maximum as MaxSum keeps it.
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector finite(const Vector& max) {
+    return Ops::larger(Vector(-largest_v<Acc>), Ops::smaller(Vector(largest_v<Acc>), max));
+  }
+
+  /// RowResult's factor of a softmax.
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector factor_of_sum(const Vector& sum) {
+    const Vector none(Acc(0)), factor = Vector(Acc(1)) / sum;
+    return Ops::select(sum == none, none,
+                       Ops::select(sum == Vector(infinity_v<Acc>), Vector(nan_v<Acc>), factor));
+  }
+
+  /// Of an infinite sum the rounding errors are NaN: it speaks for itself.
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector sum_without_nan(const CompensatedVector<Acc>& sum) {
+    return sum.sum + Ops::select(sum.low == sum.low, sum.low, Vector(Acc(0)));
+  }
+
+  /// [max, sum] of each lane over `count` of them, in order.
+  static void merge(const Acc* states, int lanes, index_type count, index_type distance, Acc* max_of_row,
+                    Acc* sum_of_row) {
+    for (int l = 0; l < lanes; l += w) {
+      Vector max = Ops::load(states + l);
+      for (index_type i = 1; i < count; ++i) max = Ops::larger(Ops::load(states + i * distance + l), max);
+      CompensatedVector<Acc> sum;
+      for (index_type i = 0; i < count; ++i) {
+        const Acc* state = states + i * distance + l;
+        sum.add(Ops::load(state + lanes) * exp_of_vector_difference<Ops>(Ops::load(state) - max));
+      }
+      Ops::store(max_of_row + l, max);
+      Ops::store(sum_of_row + l, sum_without_nan(sum));
+    }
+  }
+};
+
 /// Neighbouring rows side by side, a lane each. A block of columns is loaded, with its maximum in every lane;
 /// while it is in the first-level cache its exponentials to that maximum and their sum are formed and the
 /// next block is fetched; in the end an output is exponential * factor of its block.
 template <class Problem, Operation operation>
-class SimdTile {
+class SimdTile : SimdLanes<Problem, operation> {
+  using Lanes = SimdLanes<Problem, operation>;
+  using Lanes::w;
+  using typename Lanes::ColumnsOfStage;
+
  public:
   using Acc = typename Problem::Acc;
   using In = typename Problem::In;
@@ -101,25 +203,23 @@ class SimdTile {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   using Plan = SimdTilePlan<Acc>;
-  static constexpr int w = Ops::width;
   static constexpr int most = Plan::most_lanes;
   static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
   SimdTile(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream)
-      : problem_(problem), adjacent_(tiles.adjacent), stream_(stream) {
+      : problem_(problem), stream_(stream) {
     const index_type run = tile / tiles.of_inner, at = (tile - run * tiles.of_inner) * tiles.lanes;
     const index_type first = run * tiles.inner + at;
     lanes_ = static_cast<int>(std::min<index_type>(tiles.lanes, tiles.inner - at));
     padded_ = (lanes_ + w - 1) / w * w;
     group_ = std::min(padded_, Plan::group);
     groups_ = (padded_ + group_ - 1) / group_;
-    from_memory_ = identity && adjacent_;
-    for (int l = 0; l < lanes_; ++l) {
-      const RowGeometry::Row row = problem.geometry.row(first + l);
-      x_offset_[l] = row.x_offset;
-      y_offset_[l] = row.y_offset;
-      if constexpr (!identity) transform_[l] = problem.transform.at_row(row.index);
-      if (identity && adjacent_ && operation != Operation::logsumexp) break;  // the first one says it all
+    const RowGeometry::Row row = problem.geometry.row(first);
+    x_offset_ = row.x_offset;
+    y_offset_ = row.y_offset;
+    if constexpr (!identity) {
+      for (int l = 0; l < lanes_; ++l)
+        transform_[l] = problem.transform.at_row(problem.geometry.row(first + l).index);
     }
   }
 
@@ -128,7 +228,7 @@ class SimdTile {
     const index_type columns = problem_.geometry.columns, blocks = Plan::blocks(columns);
     Acc *partials = scratch, *stage = scratch + Plan::partials;
     reduce(0, columns, stage, operation == Operation::softmax, partials);
-    merge(partials, blocks, 2 * padded_);
+    Lanes::merge(partials, padded_, blocks, 2 * padded_, max_, sum_);
     finish();
     if constexpr (operation == Operation::softmax) {
       write_staged(stage, partials);
@@ -143,19 +243,22 @@ class SimdTile {
                      end = std::min(begin + Plan::chunk, problem_.geometry.columns);
     Acc* partials = scratch;
     reduce(begin, end, scratch + Plan::partials, false, partials);
-    merge(partials, Plan::blocks(end - begin), 2 * padded_);
+    Lanes::merge(partials, padded_, Plan::blocks(end - begin), 2 * padded_, max_, sum_);
     std::memcpy(state, max_, static_cast<std::size_t>(padded_) * sizeof(Acc));
     std::memcpy(state + padded_, sum_, static_cast<std::size_t>(padded_) * sizeof(Acc));
   }
 
-  void join(const Acc* states, index_type chunks, index_type distance) { merge(states, chunks, distance); }
+  void join(const Acc* states, index_type chunks, index_type distance) {
+    Lanes::merge(states, padded_, chunks, distance, max_, sum_);
+  }
 
   /// From the sums to what the last formula takes; writes logsumexp.
   void finish() {
     for (int l = 0; l < lanes_; ++l) {
       const RowResult<Acc> result(operation, MaxSum<Acc>{max_[l], sum_[l]});
       if constexpr (operation == Operation::logsumexp) {
-        problem_.y[y_offset_[l]] = store_as<Out>(result.logsumexp());
+        const RowGeometry& g = problem_.geometry;
+        problem_.y[y_offset_ + l * g.y_stride[g.rank - 1]] = store_as<Out>(result.logsumexp());
       }
       sum_[l] = operation == Operation::softmax ? result.factor : result.log_sum;
     }
@@ -168,7 +271,7 @@ class SimdTile {
 
  private:
   const In* x_column(index_type c) const {
-    return problem_.x + x_offset_[0] + c * problem_.geometry.x_column_stride;
+    return problem_.x + x_offset_ + c * problem_.geometry.x_column_stride;
   }
 
   KOKKOSSOFTMAX_HOST_FUNCTION Acc logit(const In& x, int l, index_type c) const {
@@ -181,21 +284,8 @@ class SimdTile {
 
   /// A column's logits of the lanes [begin, end), filled up to whole vectors.
   KOKKOSSOFTMAX_HOST_FUNCTION void load(index_type c, int begin, int end, Acc* to) const {
-    if (identity && adjacent_) {
-      const In* x = x_column(c) + begin;
-      const int count = end - begin;
-      int l = 0;
-      for (; l + w <= count; l += w) Ops::store(to + l, Ops::load(x + l));
-      if (l < count) Ops::store(to + l, Ops::load_part(x + l, count - l, -infinity_v<Acc>));
-      return;
-    }
-    if (adjacent_) {
-      const In* x = x_column(c);
-      for (int l = begin; l < end; ++l) to[l - begin] = logit(x[l], l, c);
-    } else {
-      const In* x = problem_.x + c * problem_.geometry.x_column_stride;
-      for (int l = begin; l < end; ++l) to[l - begin] = logit(x[x_offset_[l]], l, c);
-    }
+    const In* x = x_column(c);
+    for (int l = begin; l < end; ++l) to[l - begin] = logit(x[l], l, c);
     for (int l = end; (l - begin) % w != 0; ++l) to[l - begin] = -infinity_v<Acc>;
   }
 
@@ -213,12 +303,6 @@ class SimdTile {
       return Ops::load_part(x + c * stride, count, -infinity_v<Acc>);
     }
   };
-  struct ColumnsOfStage {
-    const Acc* v;
-    int stride;
-    KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(int c) const { return Ops::load(v + c * stride); }
-  };
-
   /// Columns to be fetched, a line at a time, each column's lines one after the other: memory gives those
   /// faster than lines of as many pages.
   struct NextColumns {
@@ -248,24 +332,25 @@ class SimdTile {
         const int first = g * group_, last = std::min(first + group_, lanes_);
         load_block(b, columns, first, last, v, partials + first);
         // What comes next: the next lanes of these columns, or the next columns.
-        NextColumns next{reinterpret_cast<const char*>(problem_.x + x_offset_[0]), 0, 0, 0};
-        if (adjacent_ && (g + 1 < groups_ || b + 2 * Plan::block <= end)) {
+        NextColumns next{reinterpret_cast<const char*>(problem_.x + x_offset_), 0, 0, 0};
+        if (g + 1 < groups_ || b + 2 * Plan::block <= end) {
           const In* x = g + 1 < groups_ ? x_column(b) + first + group_ : x_column(b + Plan::block);
           next = NextColumns{reinterpret_cast<const char*>(x),
                              problem_.geometry.x_column_stride * static_cast<index_type>(sizeof(In)),
                              std::min(group_, lanes_) * static_cast<int>(sizeof(In)), 0};
         }
         for (int l = 0; l < last - first; l += w) {
+          Acc* const max = partials + first + l;
           const auto add = [&](const auto& source) __attribute__((always_inline)) {
             if (keep) {
-              add_block<true>(source, v + l, columns, partials + first + l, next);
+              Lanes::template add_block<true>(source, v + l, group_, columns, max, max + padded_, next);
             } else {
-              add_block<false>(source, v + l, columns, partials + first + l, next);
+              Lanes::template add_block<false>(source, v + l, group_, columns, max, max + padded_, next);
             }
           };
-          if (from_memory_ && l + w <= last - first) {
+          if (identity && l + w <= last - first) {
             add(ColumnsOfX{x_column(b) + first + l, problem_.geometry.x_column_stride});
-          } else if (from_memory_) {
+          } else if (identity) {
             add(PartOfX{x_column(b) + first + l, problem_.geometry.x_column_stride, last - first - l});
           } else {
             add(ColumnsOfStage{v + l, group_});
@@ -281,7 +366,7 @@ class SimdTile {
     const int vectors = (last - first + w - 1) / w;
     constexpr int all = Plan::group / w;
     Vector m[all];
-    if (from_memory_) {
+    if (identity) {
       for (int k = 0; k < all; ++k) m[k] = Vector(-infinity_v<Acc>);
       const In* x = x_column(begin) + first;
       const index_type stride = problem_.geometry.x_column_stride;
@@ -320,45 +405,10 @@ class SimdTile {
     }
     Vector top(-infinity_v<Acc>);
     for (int k = 0; k < vectors; ++k) {
-      const Vector finite = Ops::larger(Vector(-largest_v<Acc>), Ops::smaller(Vector(largest_v<Acc>), m[k]));
       top = Ops::larger(m[k], top);
-      Ops::store(maxima + k * w, finite);
+      Ops::store(maxima + k * w, Lanes::finite(m[k]));
     }
     any_infinite_ = any_infinite_ || Ops::max(top) == infinity_v<Acc>;
-  }
-
-  /// Exponentials and sums of a block of columns, for a vector of lanes.
-  template <bool keep, class Source>
-  KOKKOSSOFTMAX_HOST_FUNCTION void add_block(const Source& source, Acc* v, int columns, Acc* partial,
-                                             NextColumns& next) const {
-    const Vector m = Ops::load(partial);
-    const auto one = [&](int c) __attribute__((always_inline)) {
-      const Vector e = exp_of_vector_difference<Ops>(source(c) - m);
-      if constexpr (keep) Ops::store(v + c * group_, e);
-      next.fetch();
-      return e;
-    };
-    Vector sum;
-    int c = 0;
-    if constexpr (operation == Operation::logsumexp) {
-      CompensatedVector<Acc> total;
-      for (; c + 2 <= columns; c += 2) total.add(one(c) + one(c + 1));
-      if (c < columns) total.add(one(c));
-      sum = total.sum + total.low;
-    } else {
-      Vector a0(Acc(0)), a1 = a0, a2 = a0, a3 = a0;
-      for (; c + 4 <= columns; c += 4) {
-        a0 = a0 + one(c);
-        a1 = a1 + one(c + 1);
-        a2 = a2 + one(c + 2);
-        a3 = a3 + one(c + 3);
-      }
-      if (c < columns) a0 = a0 + one(c++);
-      if (c < columns) a1 = a1 + one(c++);
-      if (c < columns) a2 = a2 + one(c++);
-      sum = (a0 + a1) + (a2 + a3);
-    }
-    Ops::store(partial + padded_, sum);
   }
 
   /// exp of a vector makes NaN of +inf: where there was no NaN, the sum is +inf.
@@ -366,7 +416,7 @@ class SimdTile {
     for (index_type b = begin; b < end; b += Plan::block, partials += 2 * padded_) {
       for (int l = 0; l < lanes_; ++l) {
         if (partials[l] != largest_v<Acc>) continue;
-        const In* x = problem_.x + (adjacent_ ? x_offset_[0] + l : x_offset_[l]);
+        const In* x = problem_.x + x_offset_ + l;
         bool nan = false, infinite = false;
         for (index_type c = b; c < std::min(b + Plan::block, end); ++c) {
           const Acc v = logit(x[c * problem_.geometry.x_column_stride], l, c);
@@ -378,30 +428,13 @@ class SimdTile {
     }
   }
 
-  /// [max, sum] of each lane over `count` of them, in order.
-  void merge(const Acc* states, index_type count, index_type distance) {
-    for (int l = 0; l < padded_; l += w) {
-      Vector max = Ops::load(states + l);
-      for (index_type i = 1; i < count; ++i) max = Ops::larger(Ops::load(states + i * distance + l), max);
-      CompensatedVector<Acc> sum;
-      for (index_type i = 0; i < count; ++i) {
-        const Acc* state = states + i * distance + l;
-        sum.add(Ops::load(state + padded_) * exp_of_vector_difference<Ops>(Ops::load(state) - max));
-      }
-      // Of an infinite sum the rounding errors are NaN: it speaks for itself.
-      const Vector low = Ops::select(sum.low == sum.low, sum.low, Vector(Acc(0)));
-      Ops::store(max_ + l, max);
-      Ops::store(sum_ + l, sum.sum + low);
-    }
-  }
-
   /// softmax of the exponentials in `stage`.
   void write_staged(Acc* stage, Acc* partials) {
     const index_type columns = problem_.geometry.columns, y_stride = problem_.geometry.y_column_stride;
     // Not where columns continue each other, nor where they share a few sets of the first-level cache, which
     // lines that wait there to be written would fill.
-    const bool fetch = !stream_ && adjacent_ && y_stride != lanes_ &&
-                       y_stride * static_cast<index_type>(sizeof(Out)) % 2048 != 0;
+    const bool fetch =
+        !stream_ && y_stride != lanes_ && y_stride * static_cast<index_type>(sizeof(Out)) % 2048 != 0;
     for (index_type b = 0; b < columns; b += Plan::block, partials += 2 * padded_) {
       const int of_block = static_cast<int>(std::min<index_type>(Plan::block, columns - b));
       for (int l = 0; l < padded_; l += w) {
@@ -415,8 +448,8 @@ class SimdTile {
           Acc* v = stage + c * group_;
           if (fetch) fetch_for_writing(b + c + 8, first, last);
           store(
-              StagedValues<Acc>{v}, b + c, first, last,
-              v, [&](const Vector& e, index_type l) __attribute__((always_inline)) {
+              StagedValues<Acc>{v}, b + c, first,
+              last, [&](const Vector& e, index_type l) __attribute__((always_inline)) {
                 return e * Ops::load(factor + l);
               });
         }
@@ -426,7 +459,7 @@ class SimdTile {
 
   /// A page a column: what the processor fetches of itself ends at a page.
   KOKKOSSOFTMAX_HOST_FUNCTION void fetch_for_writing(index_type c, int begin, int end) const {
-    const Out* y = problem_.y + y_offset_[0] +
+    const Out* y = problem_.y + y_offset_ +
                    std::min(c, problem_.geometry.columns - 1) * problem_.geometry.y_column_stride;
     for (int l = begin; l < end; l += static_cast<int>(64 / sizeof(Out))) __builtin_prefetch(y + l, 1, 3);
   }
@@ -435,9 +468,9 @@ class SimdTile {
   void write_columns(index_type begin, index_type end, Acc* scratch) {
     for (index_type c = begin; c < end; ++c) {
       // What the processor fetches of itself ends at a page: a column may lie in others than the one before.
-      const In* next = identity && adjacent_ ? x_column(std::min(c + 1, end - 1)) : nullptr;
+      const In* next = identity ? x_column(std::min(c + 1, end - 1)) : nullptr;
       const auto formula = [&](const Vector& v, index_type i) __attribute__((always_inline)) {
-        if (identity && adjacent_) __builtin_prefetch(next + i, 0, 2);
+        if (identity) __builtin_prefetch(next + i, 0, 2);
         const Vector difference = v - Ops::load(max_ + i);
         if constexpr (operation == Operation::softmax) {
           return exp_of_vector_difference<Ops>(difference) * Ops::load(sum_ + i);
@@ -445,34 +478,28 @@ class SimdTile {
           return difference - Ops::load(sum_ + i);
         }
       };
-      if (identity && adjacent_) {
-        store(LogitsInMemory<Acc, In>{x_column(c)}, c, 0, lanes_, scratch, formula);
+      if (identity) {
+        store(LogitsInMemory<Acc, In>{x_column(c)}, c, 0, lanes_, formula);
       } else {
         load(c, 0, lanes_, scratch);
-        store(StagedValues<Acc>{scratch}, c, 0, lanes_, scratch, formula);
+        store(StagedValues<Acc>{scratch}, c, 0, lanes_, formula);
       }
     }
   }
 
   /// A column of the lanes [begin, end) from a source that starts at the first of them.
   template <class Source, class Formula>
-  KOKKOSSOFTMAX_HOST_FUNCTION void store(const Source& source, index_type c, int begin, int end, Acc* scratch,
+  KOKKOSSOFTMAX_HOST_FUNCTION void store(const Source& source, index_type c, int begin, int end,
                                          const Formula& formula) {
     Out* y = problem_.y + c * problem_.geometry.y_column_stride;
-    const int count = end - begin;
-    if (adjacent_) {
-      chunk_write<Acc>(source, count, y + y_offset_[0] + begin, stream_, formula);
-    } else {
-      for (int l = 0; l < count; l += w) Ops::store(scratch + l, formula(source(l), l));
-      for (int l = 0; l < count; ++l) y[y_offset_[begin + l]] = store_as<Out>(scratch[l]);
-    }
+    chunk_write<Acc>(source, end - begin, y + y_offset_ + begin, stream_, formula);
   }
 
   const Problem& problem_;
-  bool adjacent_, stream_, from_memory_, any_infinite_ = false;
+  bool stream_, any_infinite_ = false;
   int lanes_, padded_;
   int group_, groups_;  ///< lanes of a group, groups of a tile
-  index_type x_offset_[most], y_offset_[most];
+  index_type x_offset_, y_offset_;
   std::conditional_t<identity, char, typename Problem::Transform::Row> transform_[identity ? 1 : most];
   alignas(64) Acc max_[most + w], sum_[most + w];
 };

@@ -1,0 +1,569 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// Few rows side by side, or rows none of which are neighbours: the axis is not contiguous, and a column does
+/// not fill a vector. Lanes are then rows times blocks of columns, so that all are filled; runs of
+/// neighbouring rows are brought to their lanes and back as units of bytes. What a row does with its blocks
+/// is what a tile does with them (KokkosSoftmax_SimdTile.hpp), and so are its bits.
+
+#ifndef KOKKOSSOFTMAX_SIMDRUNS_HPP
+#define KOKKOSSOFTMAX_SIMDRUNS_HPP
+
+#include <impl/host/KokkosSoftmax_SimdTile.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace KokkosSoftmax::impl {
+
+// ---------------------------------------------------------------------------------------------------------
+// Units of bytes: a run of neighbouring rows in one column.
+
+/// `count` units of `bytes`, and if `parts` as many again that end `rest` bytes later: not a byte besides is
+/// read or written.
+template <int bytes, bool parts>
+void copy_units(const char* from, index_type from_distance, char* to, index_type to_distance, int count,
+                int rest) {
+  for (int i = 0; i < count; ++i, from += from_distance, to += to_distance) {
+    char first[bytes], last[bytes];
+    std::memcpy(first, from, bytes);
+    if constexpr (parts) std::memcpy(last, from + rest, bytes);
+    std::memcpy(to, first, bytes);
+    if constexpr (parts) std::memcpy(to + rest, last, bytes);
+  }
+}
+
+using CopyUnits = void (*)(const char*, index_type, char*, index_type, int, int);
+/// For units of `size` bytes, at most 64, which end `rest` bytes behind the first of two parts.
+template <int bytes = 1>
+CopyUnits copy_of_units(int size, int& rest) {
+  rest = size - bytes;
+  if (size == bytes) return &copy_units<bytes, false>;
+  if (size < 2 * bytes) return &copy_units<bytes, true>;
+  if constexpr (bytes < 64) return copy_of_units<2 * bytes>(size, rest);
+  return nullptr;
+}
+
+#if defined(__AVX2__)
+/// Of n rows of 16 bytes, as matrices of n x n units.
+template <int n>
+KOKKOSSOFTMAX_HOST_FUNCTION void transpose(__m128i* v) {
+  if constexpr (n == 2) {
+    const __m128i low = _mm_unpacklo_epi64(v[0], v[1]);
+    v[1] = _mm_unpackhi_epi64(v[0], v[1]);
+    v[0] = low;
+  } else if constexpr (n == 4) {
+    const __m128i a = _mm_unpacklo_epi32(v[0], v[1]), b = _mm_unpackhi_epi32(v[0], v[1]);
+    const __m128i c = _mm_unpacklo_epi32(v[2], v[3]), d = _mm_unpackhi_epi32(v[2], v[3]);
+    v[0] = _mm_unpacklo_epi64(a, c);
+    v[1] = _mm_unpackhi_epi64(a, c);
+    v[2] = _mm_unpacklo_epi64(b, d);
+    v[3] = _mm_unpackhi_epi64(b, d);
+  } else {
+    __m128i pairs[8];
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = _mm_unpacklo_epi16(v[2 * i], v[2 * i + 1]);
+      pairs[4 + i] = _mm_unpackhi_epi16(v[2 * i], v[2 * i + 1]);
+    }
+    transpose<4>(pairs);
+    transpose<4>(pairs + 4);
+    for (int i = 0; i < 8; ++i) v[i] = pairs[i];
+  }
+}
+
+/// Rows of `count` units, n of them, each contiguous, to columns, or back; returns how many units were moved.
+template <int n, bool back>
+int transpose_units(char* const* rows, char* columns, index_type distance, int count) {
+  constexpr int size = 16 / n;
+  int c = 0;
+  for (; c + n <= count; c += n) {
+    __m128i v[n];
+    for (int i = 0; i < n; ++i)
+      v[i] = _mm_loadu_si128(
+          reinterpret_cast<const __m128i*>(back ? columns + (c + i) * distance : rows[i] + c * size));
+    transpose<n>(v);
+    for (int i = 0; i < n; ++i)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(back ? rows[i] + c * size : columns + (c + i) * distance),
+                       v[i]);
+  }
+  return c;
+}
+#endif
+
+/// Moves units between runs of `count` of them, at a distance of `run_distance`, and columns of units side by
+/// side, at a distance of `distance`, a few runs at a time.
+template <bool back>
+class UnitMover {
+ public:
+  UnitMover(char* columns, index_type distance, index_type run_distance, int size, int count)
+      : columns_(columns), distance_(distance), run_distance_(run_distance), size_(size), count_(count) {
+    copy_ = copy_of_units(size, rest_);
+#if defined(__AVX2__)
+    const bool transposes = run_distance == size && (size == 2 || size == 4 || size == 8);
+    at_once_ = transposes ? 16 / size : 1;
+#endif
+  }
+  /// The next run.
+  void add(char* run) {
+    runs_[waiting_++] = run;
+    if (waiting_ == at_once_) finish();
+  }
+  void finish() {
+    int done = 0;
+#if defined(__AVX2__)
+    if (waiting_ == at_once_ && at_once_ > 1) {
+      done = at_once_ == 2   ? transpose_units<2, back>(runs_, columns_, distance_, count_)
+             : at_once_ == 4 ? transpose_units<4, back>(runs_, columns_, distance_, count_)
+                             : transpose_units<8, back>(runs_, columns_, distance_, count_);
+    }
+#endif
+    for (int i = 0; i < waiting_; ++i, columns_ += size_) {
+      char *run = runs_[i] + done * run_distance_, *column = columns_ + done * distance_;
+      if (back) {
+        copy_(column, distance_, run, run_distance_, count_ - done, rest_);
+      } else {
+        copy_(run, run_distance_, column, distance_, count_ - done, rest_);
+      }
+    }
+    waiting_ = 0;
+  }
+
+ private:
+  char* columns_;
+  index_type distance_, run_distance_;
+  CopyUnits copy_;
+  int size_, rest_, count_, at_once_ = 1, waiting_ = 0;
+  char* runs_[8];
+};
+
+// ---------------------------------------------------------------------------------------------------------
+
+/// Runs of neighbouring rows, few enough that a lane can have a block of columns of a row. Lanes go in
+/// groups; shorter blocks at the ends of rows have groups of their own.
+template <class Problem, Operation operation>
+class SimdRuns : SimdLanes<Problem, operation> {
+  using Lanes = SimdLanes<Problem, operation>;
+  using Lanes::w;
+  using typename Lanes::ColumnsOfStage;
+
+ public:
+  using Acc = typename Problem::Acc;
+  using In = typename Problem::In;
+  using Out = typename Problem::Out;
+  using Ops = SimdOps<Acc>;
+  using Vector = typename Ops::Vector;
+  using Plan = SimdTilePlan<Acc>;
+  static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
+
+  SimdRuns(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream)
+      : problem_(problem), stream_(stream), neighbours_(static_cast<int>(tiles.inner)) {
+    const RowGeometry& g = problem.geometry;
+    const index_type first = tile * tiles.runs;
+    runs_ = static_cast<int>(std::min<index_type>(tiles.runs, g.rows / neighbours_ - first));
+    rows_ = runs_ * neighbours_;
+    state_lanes_ = tiles.lanes;
+    runs_of_group_ = group / neighbours_;
+    for (int i = 0; i < runs_; ++i) {
+      const RowGeometry::Row row = g.row((first + i) * neighbours_);
+      x_offset_[i] = row.x_offset;
+      y_offset_[i] = row.y_offset;
+    }
+    if constexpr (!identity) {
+      for (int i = 0; i < rows_; ++i)
+        transform_[i] = problem.transform.at_row(g.row(first * neighbours_ + i).index);
+    }
+    const auto distance = static_cast<index_type>(neighbours_);
+    dense_ = identity && g.x_column_stride == distance && g.y_column_stride == distance;
+  }
+
+  /// Rows that wait in `scratch` as a whole.
+  void whole(Acc* scratch) {
+    Acc *partials = scratch, *stage = scratch + Plan::partials;
+    begin(0, problem_.geometry.columns);
+    reduce(stage, partials, block * group);
+    finish();
+    if constexpr (operation != Operation::logsumexp) write_staged(stage);
+  }
+
+  /// [max of each row, sum of each row] of one chunk of long rows.
+  void reduce_chunk(index_type chunk, Acc* scratch, Acc* state) {
+    begin_chunk(chunk);
+    reduce(scratch + Plan::partials, scratch, 0);
+    std::memcpy(state, max_, static_cast<std::size_t>(state_lanes_) * sizeof(Acc));
+    std::memcpy(state + state_lanes_, sum_, static_cast<std::size_t>(state_lanes_) * sizeof(Acc));
+  }
+
+  void join(const Acc* states, index_type chunks, index_type distance) {
+    Lanes::merge(states, state_lanes_, chunks, distance, max_, sum_);
+  }
+
+  /// From the sums to what the last formula takes; writes logsumexp.
+  void finish() {
+    if constexpr (operation == Operation::softmax) {
+      for (int i = 0; i < rows_; i += w) Ops::store(sum_ + i, Lanes::factor_of_sum(Ops::load(sum_ + i)));
+    } else {
+      for (int i = 0; i < rows_; ++i) {
+        const RowResult<Acc> result(operation, MaxSum<Acc>{max_[i], sum_[i]});
+        sum_[i] = result.log_sum;
+        if constexpr (operation == Operation::logsumexp) {
+          const RowGeometry& g = problem_.geometry;
+          const int run = i / neighbours_, at = i % neighbours_;
+          const index_type distance = at > 0 ? g.y_stride[g.rank - 1] : 0;
+          problem_.y[y_offset_[run] + at * distance] = store_as<Out>(result.logsumexp());
+        }
+      }
+    }
+  }
+
+  void write_chunk(index_type chunk, Acc* scratch) {
+    begin_chunk(chunk);
+    if constexpr (identity) {
+      if (dense_) return write_dense();
+    }
+    Acc* v = scratch + Plan::partials;
+    spread(max_, max_of_lane_);
+    spread(sum_, sum_of_lane_);
+    for (int g = 0; g < groups_; ++g) {
+      load(g, v);
+      const Acc *max = max_of_lane_ + g * group, *factor = sum_of_lane_ + g * group;
+      write_group(g, v, [&](int l) {
+        return [ m = Ops::load(max + l), f = Ops::load(factor + l) ](const Vector& x)
+            __attribute__((always_inline)) {
+          return output(x, m, f);
+        };
+      });
+    }
+  }
+
+ private:
+  static constexpr int block = Plan::block, group = Plan::group;
+  /// A long row's last chunk has a group more.
+  static constexpr int most = Plan::most_lanes + 2 * group;
+
+  void begin_chunk(index_type chunk) {
+    begin(chunk * Plan::chunk, std::min((chunk + 1) * Plan::chunk, problem_.geometry.columns));
+  }
+
+  /// Lanes for the columns [begin, end).
+  void begin(index_type begin, index_type end) {
+    begin_ = begin;
+    columns_ = end - begin;
+    whole_blocks_ = static_cast<int>(columns_ / block);
+    rest_ = static_cast<int>(columns_ % block);
+    whole_groups_ = (runs_ * whole_blocks_ + runs_of_group_ - 1) / runs_of_group_;
+    groups_ = whole_groups_ + (rest_ > 0 ? (runs_ + runs_of_group_ - 1) / runs_of_group_ : 0);
+  }
+
+  int lane(int run, int b) const {
+    const int at = b < whole_blocks_ ? run * whole_blocks_ + b : run;
+    return (b < whole_blocks_ ? at / runs_of_group_ : whole_groups_ + at / runs_of_group_) * group +
+           at % runs_of_group_ * neighbours_;
+  }
+  int blocks() const { return whole_blocks_ + (rest_ > 0 ? 1 : 0); }
+  int columns_of(int g) const { return g < whole_groups_ ? block : rest_; }
+
+  /// use(run, block) for each run of a group in the order of their lanes; returns how many lanes these are.
+  template <class Use>
+  int for_each_run(int g, const Use& use) const {
+    const bool is_whole = g < whole_groups_;
+    const int of_run = is_whole ? whole_blocks_ : 1;
+    const int first = (is_whole ? g : g - whole_groups_) * runs_of_group_;
+    const int last = std::min(first + runs_of_group_, runs_ * of_run);
+    int run = first / of_run, b = is_whole ? first % of_run : whole_blocks_;
+    for (int i = first; i < last; ++i) {
+      use(run, b);
+      if (!is_whole || ++b == whole_blocks_) {
+        ++run;
+        if (is_whole) b = 0;
+      }
+    }
+    return (last - first) * neighbours_;
+  }
+
+  index_type x_distance() const { return problem_.geometry.x_column_stride; }
+  index_type y_distance() const { return problem_.geometry.y_column_stride; }
+
+  /// Where a group's first run begins.
+  template <class T>
+  T* first_of(T* base, const index_type* offsets, index_type distance, int g) const {
+    const bool is_whole = g < whole_groups_;
+    const int first = (is_whole ? g : g - whole_groups_) * runs_of_group_;
+    const int run = is_whole ? first / whole_blocks_ : first,
+              b = is_whole ? first % whole_blocks_ : whole_blocks_;
+    return base + offsets[run] + (begin_ + b * block) * distance;
+  }
+
+  /// Lines to be fetched: the processor does not see by itself where lanes are filled next, which is across
+  /// their columns.
+  struct NextGroup {
+    const void *stage, *x;
+    KOKKOSSOFTMAX_HOST_FUNCTION void fetch() {
+      __builtin_prefetch(stage, 1, 3);
+      __builtin_prefetch(x, 0, 2);
+      stage = static_cast<const char*>(stage) + 64;
+      x = static_cast<const char*>(x) + 64;
+    }
+  };
+
+  /// What each lane's row has.
+  void spread(const Acc* of_row, Acc* of_lane) const {
+    for (int g = 0; g < groups_; ++g) {
+      Acc* to = of_lane + g * group;
+      for_each_run(g, [&](int run, int) {
+        const Acc* from = of_row + run * neighbours_;
+        for (int l = 0; l < neighbours_; l += w) Ops::store(to + l, Ops::load(from + l));
+        to += neighbours_;
+      });
+    }
+  }
+
+  /// A block of logits of a group's lanes.
+  [[gnu::noinline]] void load(int g, Acc* v) const {
+    const int columns = columns_of(g);
+    int lanes = 0;
+    const auto bring = [&](In* to) {
+      const auto size = static_cast<index_type>(sizeof(In));
+      UnitMover<false> mover(reinterpret_cast<char*>(to), group * size, x_distance() * size,
+                             neighbours_ * static_cast<int>(size), columns);
+      lanes = for_each_run(g, [&](int run, int b) {
+        const In* x = problem_.x + x_offset_[run] + (begin_ + b * block) * x_distance();
+        mover.add(const_cast<char*>(reinterpret_cast<const char*>(x)));  // which it only reads
+      });
+      mover.finish();
+    };
+    if constexpr (std::is_same_v<In, Acc>) {
+      bring(v);
+    } else {
+      alignas(64) In narrow[block * group];
+      bring(narrow);
+      for (int c = 0; c < columns; ++c)
+        for (int l = 0; l < lanes; l += w) Ops::store(v + c * group + l, Ops::load(narrow + c * group + l));
+    }
+    if constexpr (!identity) {
+      Acc* to = v;
+      for_each_run(g, [&](int run, int b) {
+        for (int i = 0; i < neighbours_; ++i, ++to) {
+          const auto& transform = transform_[run * neighbours_ + i];
+          for (int c = 0; c < columns; ++c)
+            to[c * group] = transformed<Acc>(transform, to[c * group], begin_ + b * block + c);
+        }
+      });
+    }
+    for (; lanes % w != 0; ++lanes)
+      for (int c = 0; c < columns; ++c) v[c * group + lanes] = -infinity_v<Acc>;
+  }
+  int lanes_of(int g) const {
+    return (for_each_run(g, [](int, int) {}) + w - 1) / w * w;
+  }
+
+  /// Maxima and sums of the rows over these columns; the groups' exponentials or logits are left at
+  /// `distance` in `stage`, their maxima in `partials`.
+  void reduce(Acc* stage, Acc* partials, int distance) {
+    any_infinite_ = false;
+    Acc* const sums = partials + groups_ * group;
+    for (int g = 0; g < groups_; ++g) {
+      Acc *v = stage + g * distance, *max = partials + g * group, *sum = sums + g * group;
+      load(g, v);
+      const int columns = columns_of(g), lanes = lanes_of(g);
+      for (int l = 0; l < lanes; l += w) {
+        Vector m0(-infinity_v<Acc>), m1 = m0;
+        int c = 0;
+        for (; c + 2 <= columns; c += 2) {
+          m0 = Ops::larger(Ops::load(v + c * group + l), m0);
+          m1 = Ops::larger(Ops::load(v + (c + 1) * group + l), m1);
+        }
+        if (c < columns) m0 = Ops::larger(Ops::load(v + c * group + l), m0);
+        const Vector top = Ops::larger(m0, m1);
+        any_infinite_ = any_infinite_ || Ops::max(top) == infinity_v<Acc>;
+        Ops::store(max + l, Lanes::finite(top));
+      }
+      if (any_infinite_) note_infinite(g, v, max);
+      NextGroup next{v + distance, v};
+      if (x_distance() == neighbours_)
+        next.x = first_of(problem_.x, x_offset_, x_distance(), g) + runs_of_group_ * block * neighbours_;
+      for (int l = 0; l < lanes; l += w) {
+        constexpr bool keep = operation == Operation::softmax;
+        Lanes::template add_block<keep>(ColumnsOfStage{v + l, group}, v + l, group, columns, max + l, sum + l,
+                                        next);
+        if (any_infinite_) take_infinite(l, sum);
+      }
+    }
+    join_blocks(partials, sums);
+  }
+
+  /// exp of a vector makes NaN of +inf: where there was no NaN, the sum is +inf.
+  [[gnu::noinline]] void note_infinite(int g, const Acc* v, const Acc* max) {
+    for (int l = 0; l < group; ++l) {
+      bool nan = max[l] != largest_v<Acc>, infinite = false;
+      for (int c = 0; c < columns_of(g); ++c) {
+        nan = nan || v[c * group + l] != v[c * group + l];
+        infinite = infinite || v[c * group + l] == infinity_v<Acc>;
+      }
+      infinite_[l] = infinite && !nan;
+    }
+  }
+  [[gnu::noinline]] void take_infinite(int begin, Acc* sum) const {
+    for (int l = begin; l < begin + w; ++l) sum[l] = infinite_[l] ? infinity_v<Acc> : sum[l];
+  }
+
+  /// Of each row, over its blocks in order.
+  void join_blocks(const Acc* maxima, const Acc* sums) {
+    const int count = blocks();
+    for (int run = 0; run < runs_; ++run) {
+      for (int l = 0; l < neighbours_; l += w) {
+        Vector max = Ops::load(maxima + lane(run, 0) + l);
+        for (int b = 1; b < count; ++b) max = Ops::larger(Ops::load(maxima + lane(run, b) + l), max);
+        Ops::store(max_ + run * neighbours_ + l, max);
+      }
+    }
+    spread(max_, max_of_lane_);
+    for (int l = 0; l < groups_ * group; l += w) {
+      const Vector difference = Ops::load(maxima + l) - Ops::load(max_of_lane_ + l);
+      Ops::store(factor_of_lane_ + l, exp_of_vector_difference<Ops>(difference));
+    }
+    for (int run = 0; run < runs_; ++run) {
+      for (int l = 0; l < neighbours_; l += w) {
+        CompensatedVector<Acc> sum;
+        for (int b = 0; b < count; ++b) {
+          const int at = lane(run, b) + l;
+          sum.add(Ops::load(sums + at) * Ops::load(factor_of_lane_ + at));
+        }
+        Ops::store(sum_ + run * neighbours_ + l, Lanes::sum_without_nan(sum));
+      }
+    }
+  }
+
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector output(const Vector& x, const Vector& max, const Vector& factor) {
+    if constexpr (operation == Operation::softmax) {
+      return exp_of_vector_difference<Ops>(x - max) * factor;
+    } else {
+      return (x - max) - factor;
+    }
+  }
+
+  /// Of the exponentials, or the logits for log_softmax, in `stage`.
+  void write_staged(Acc* stage) {
+    spread(sum_, sum_of_lane_);
+    for (int g = 0; g < groups_; ++g, stage += block * group) {
+      const Acc *max = max_of_lane_ + g * group, *sum = sum_of_lane_ + g * group;
+      const Acc* factor = factor_of_lane_ + g * group;
+      write_group(g, stage, [&](int l) {
+        if constexpr (operation == Operation::softmax) {
+          return [scale = Ops::load(factor + l) * Ops::load(sum + l)](const Vector& v)
+              __attribute__((always_inline)) {
+            return v * scale;
+          };
+        } else {
+          return [ m = Ops::load(max + l), s = Ops::load(sum + l) ](const Vector& v)
+              __attribute__((always_inline)) {
+            return output(v, m, s);
+          };
+        }
+      });
+    }
+  }
+
+  /// formula(lane)(value) of a group's values, to y.
+  template <class Formula>
+  void write_group(int g, Acc* v, const Formula& formula) const {
+    const int columns = columns_of(g), lanes = lanes_of(g);
+    const bool stream = stream_ && y_distance() == neighbours_;
+    const auto bring_back = [&](Out* from) {
+      const char* y = reinterpret_cast<const char*>(first_of(problem_.y, y_offset_, y_distance(), g));
+      for (int l = 0; l < lanes; l += w) {
+        const auto output_of_lanes = formula(l);
+        for (int c = 0; c < columns; ++c, y += w * sizeof(Out)) {
+          if (!stream) __builtin_prefetch(y, 1, 3);
+          Ops::store(from + c * group + l, output_of_lanes(Ops::load(v + c * group + l)));
+        }
+      }
+      stream ? stream_group(g, from) : store_group(g, from);
+    };
+    if constexpr (std::is_same_v<Out, Acc>) {
+      bring_back(v);
+    } else {
+      alignas(64) Out narrow[block * group];
+      bring_back(narrow);
+    }
+  }
+
+  /// A group's outputs to where they belong.
+  [[gnu::noinline]] void store_group(int g, Out* from) const {
+    const auto size = static_cast<index_type>(sizeof(Out));
+    UnitMover<true> mover(reinterpret_cast<char*>(from), group * size, y_distance() * size,
+                          neighbours_ * static_cast<int>(size), columns_of(g));
+    for_each_run(g, [&](int run, int b) { mover.add(output_of(run, b)); });
+    mover.finish();
+  }
+  /// The same past the caches, where the columns of y continue each other.
+  [[gnu::noinline]] void stream_group(int g, Out* from) const {
+    const auto size = static_cast<index_type>(sizeof(Out));
+    alignas(64) char waiting[block * group * sizeof(Out)];
+    UnitMover<true> mover(reinterpret_cast<char*>(from), group * size, y_distance() * size,
+                          neighbours_ * static_cast<int>(size), columns_of(g));
+    const int bytes = columns_of(g) * neighbours_ * static_cast<int>(size);
+    char* at = waiting;
+    for_each_run(g, [&](int, int) { mover.add(std::exchange(at, at + bytes)); });
+    mover.finish();
+    at = waiting;
+    for_each_run(
+        g, [&](int run, int b) { stream_bytes(output_of(run, b), std::exchange(at, at + bytes), bytes); });
+  }
+  char* output_of(int run, int b) const {
+    return reinterpret_cast<char*>(problem_.y + y_offset_[run] + (begin_ + b * block) * y_distance());
+  }
+
+  static void stream_bytes(char* to, const char* from, int count) {
+    const int head = std::min(count, static_cast<int>(-reinterpret_cast<std::uintptr_t>(to) % 64));
+    int i = head;
+    if (head > 0) std::memcpy(to, from, static_cast<std::size_t>(head));
+    for (; i + 64 <= count; i += 64) {
+      announce_next_page(to + i, 64);
+      Ops::stream_line(to + i, from + i);
+    }
+    if (i < count) std::memcpy(to + i, from + i, static_cast<std::size_t>(count - i));
+  }
+
+  /// Columns that continue each other in x and y: as they lie there, beside what their rows have, repeated.
+  void write_dense() {
+    constexpr int columns = 64;
+    for (int run = 0; run < runs_; ++run) {
+      if (repeated_ != run) {
+        for (int c = 0; c < columns; ++c) {
+          for (int l = 0; l < neighbours_; l += w) {
+            Ops::store(max_of_lane_ + c * neighbours_ + l, Ops::load(max_ + run * neighbours_ + l));
+            Ops::store(sum_of_lane_ + c * neighbours_ + l, Ops::load(sum_ + run * neighbours_ + l));
+          }
+        }
+        repeated_ = run;
+      }
+      const auto formula = [&](const Vector& v, index_type i) __attribute__((always_inline)) {
+        return output(v, Ops::load(max_of_lane_ + i), Ops::load(sum_of_lane_ + i));
+      };
+      for (index_type c = 0; c < columns_; c += columns) {
+        const index_type at = (begin_ + c) * neighbours_;
+        chunk_write<Acc>(LogitsInMemory<Acc, In>{problem_.x + x_offset_[run] + at},
+                         std::min<index_type>(columns, columns_ - c) * neighbours_,
+                         problem_.y + y_offset_[run] + at, stream_, formula);
+      }
+    }
+  }
+
+  const Problem& problem_;
+  bool stream_, dense_, any_infinite_ = false;
+  int neighbours_, runs_, rows_, state_lanes_, runs_of_group_;
+  index_type begin_ = 0, columns_ = 0;
+  int whole_blocks_ = 0, rest_ = 0, whole_groups_ = 0, groups_ = 0;
+  int repeated_ = -1;  ///< the run whose values are repeated for write_dense
+  index_type x_offset_[most], y_offset_[most];
+  std::conditional_t<identity, char, typename Problem::Transform::Row> transform_[identity ? 1 : most];
+  bool infinite_[group];
+  alignas(64) Acc max_[most + w], sum_[most + w];  ///< of each row; sum_: then what the last formula takes
+  alignas(64) Acc max_of_lane_[most + w], sum_of_lane_[most + w], factor_of_lane_[most + w];
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
