@@ -57,9 +57,10 @@ TYPED_TEST(Transforms, TemperatureOfAnySize) {
     for (auto c : transform_cases(Scalar::float32)) {
       for (auto& logit : c.logits) logit = in_float(0.2 * temperature * logit);
       c.logits[c.logits.size() / 2] = -reference::infinity;
-      const std::vector<double> values(product(reference::without(c.extents, c.axis)), in_float(temperature));
+      const auto rest = product(reference::without(c.extents, c.axis));
+      const std::vector<double> values(static_cast<std::size_t>(rest), in_float(temperature));
       c.chain = {reference::temperature(single, values)};
-      const Operand<float, TypeParam> all({values.size()}, values);
+      const Operand<float, TypeParam> all({rest}, values);
       check<float, float, 3>(TypeParam(), c, true, ks::temperature(all.template view<1>()));
     }
   }
