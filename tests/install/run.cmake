@@ -73,8 +73,11 @@ endif()
 set(build_dir "${BUILD_DIR}")
 if(KIND STREQUAL "rebuilt_package")
   set(build_dir "${WORK_DIR}/build")
+  # The C library is the same in both kinds, and installed with the package of this build tree.
+  set(C OFF)
   run("Configuring the library" "${CMAKE_COMMAND}" -S "${SOURCE_DIR}" -B "${build_dir}" ${COMMON} ${DEPENDENCIES}
-      -DBUILD_SHARED_LIBS=${SHARED} -DKokkosSoftmax_ENABLE_TESTS=OFF -DKokkosSoftmax_ENABLE_PERF=OFF ${quickly}
+      -DBUILD_SHARED_LIBS=${SHARED} -DKokkosSoftmax_ENABLE_C=OFF -DKokkosSoftmax_ENABLE_FORTRAN=OFF
+      -DKokkosSoftmax_ENABLE_TESTS=OFF -DKokkosSoftmax_ENABLE_PERF=OFF ${quickly}
   )
   run("Building the library" "${CMAKE_COMMAND}" --build "${build_dir}" --parallel ${CORES})
 endif()
