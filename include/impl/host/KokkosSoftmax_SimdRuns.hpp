@@ -428,7 +428,7 @@ class SimdRuns : SimdLanes<Problem, operation> {
         CompensatedVector<Acc> sum;
         for (int b = 0; b < count; ++b) {
           const int at = lane(run, b) + l;
-          sum.add(Ops::load(sums + at) * Ops::load(factor_of_lane_ + at));
+          sum.add(Lanes::share_of_block(Ops::load(sums + at), Ops::load(factor_of_lane_ + at)));
         }
         Ops::store(sum_ + run * neighbours_ + l, Lanes::sum_without_nan(sum));
       }

@@ -170,6 +170,12 @@ class SimdLanes {
     return sum.sum + Ops::select(sum.low == sum.low, sum.low, Vector(Acc(0)));
   }
 
+  /// Of a row's sum. (Rounded, for whether the compiler would fuse the product with the addition depends on
+  /// what is around it.)
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector share_of_block(const Vector& sum, const Vector& factor) {
+    return rounded_product_of_vectors<Ops>(sum, factor);
+  }
+
   /// [max, sum] of each lane over `count` of them, in order.
   static void merge(const Acc* states, int lanes, index_type count, index_type distance, Acc* max_of_row,
                     Acc* sum_of_row) {
@@ -179,7 +185,8 @@ class SimdLanes {
       CompensatedVector<Acc> sum;
       for (index_type i = 0; i < count; ++i) {
         const Acc* state = states + i * distance + l;
-        sum.add(Ops::load(state + lanes) * exp_of_vector_difference<Ops>(Ops::load(state) - max));
+        const Vector factor = exp_of_vector_difference<Ops>(Ops::load(state) - max);
+        sum.add(share_of_block(Ops::load(state + lanes), factor));
       }
       Ops::store(max_of_row + l, max);
       Ops::store(sum_of_row + l, sum_without_nan(sum));
