@@ -76,6 +76,7 @@ template <class T>
 concept knows_of_minus_infinity = requires(const T& t) {
   t.keeps_minus_infinity();
 };
+/// Drops logits, and leaves the others as they are.
 template <class RowStage>
 concept drops_logits = requires(const RowStage& stage) {
   stage.keeps(index_type(0));
@@ -554,7 +555,7 @@ KOKKOS_FORCEINLINE_FUNCTION void apply_stage(const RowStage& stage, Acc& value, 
                                              index_type column) {
   if constexpr (requires { stage.apply(value, kept, column); }) {
     stage.apply(value, kept, column);
-  } else if constexpr (requires { stage.keeps(column); }) {
+  } else if constexpr (drops_logits<RowStage>) {
     // Looked up in any case: loads would wait for a branch, and for one another.
     const bool keeps = stage.keeps(column);
     kept = kept && keeps;
@@ -672,9 +673,7 @@ struct BoundChain {
 
 /// Whether a bound stage does nothing but drop logits.
 template <class Bound>
-inline constexpr bool only_drops = requires(const typename Bound::Row& row) {
-  row.keeps(index_type(0));
-};
+inline constexpr bool only_drops = drops_logits<typename Bound::Row>;
 template <class A, class B>
 inline constexpr bool only_drops<BoundChain<A, B>> = only_drops<A>&& only_drops<B>;
 
