@@ -102,6 +102,23 @@ __device__ __forceinline__ void cp_async_wait_all() {
 #endif
 }
 
+/// ld.volatile.global ("Data Movement and Conversion Instructions: ld") for what it brings to L2.
+template <class T>
+__device__ __forceinline__ void ld_volatile_unused(const T* at) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 2) {
+    asm volatile(
+        "{ .reg .b16 unused; ld.volatile.global.b16 unused, [%0]; }" ::"l"(__cvta_generic_to_global(at)));
+  } else if constexpr (sizeof(T) == 4) {
+    asm volatile(
+        "{ .reg .b32 unused; ld.volatile.global.b32 unused, [%0]; }" ::"l"(__cvta_generic_to_global(at)));
+  } else {
+    asm volatile(
+        "{ .reg .b64 unused; ld.volatile.global.b64 unused, [%0]; }" ::"l"(__cvta_generic_to_global(at)));
+  }
+#endif
+}
+
 /// An mbarrier object in shared memory ("Parallel Synchronization and Communication Instructions: mbarrier").
 using Mbarrier = std::uint64_t;
 

@@ -370,11 +370,23 @@ inline constexpr int least_blocks_of_warps = [] {
                         : 3;
 }();
 
+/// The elements between rows of y, where y's sectors do not come to L2 with x.
+template <class Problem>
+__device__ __forceinline__ int gap_to_read(const Problem& problem) {
+  const RowGeometry& g = problem.geometry;
+  const bool reads = problem.operation != Operation::logsumexp && g.rank > 0 &&
+                     static_cast<const void*>(problem.x) != problem.y;
+  return reads ? static_cast<int>(min(g.y_stride[g.rank - 1] - g.columns, index_type(32))) : 0;
+}
+
 /// Reads the row at `where` of those of the problem.
 template <class Problem, class Registers, class Threads>
 __device__ __forceinline__ void load_row(const Problem& problem, const RowGeometry::Row& where,
                                          Registers& row, const Threads& threads) {
   const RowGeometry& g = problem.geometry;
+  if (const int gap = gap_to_read(problem); gap > 0)
+    read_ends_of_row(problem.y + where.y_offset, static_cast<int>(g.columns), gap, threads.rank() == 0,
+                     threads.rank() == 1);
   if constexpr (is_packed<Problem>) {
     row.load(problem.x + where.x_offset, g.last_x_offset() - where.x_offset, static_cast<int>(g.columns),
              threads);

@@ -165,6 +165,8 @@ __global__ void __launch_bounds__(128, 9)
   const index_type rows_left = problem.geometry.rows - first_row;
   if (rows_left <= 0) return;
   const auto rows = static_cast<int>(min(rows_left, static_cast<index_type>(rows_of_tile)));
+  const int row = lane >> call.log2_lanes, index = lane & (lanes - 1);
+  const bool exists = row < rows;
   uint4* const image = images_of_tiles + threadIdx.x / 32 * call.tile_vectors;
   const int stride = padded ? call.stride : columns;
   const T* const x = problem.x + first_row * stride;
@@ -195,8 +197,6 @@ __global__ void __launch_bounds__(128, 9)
     cp_async_wait_all();
     __syncwarp();
   }
-  const int row = lane >> call.log2_lanes, index = lane & (lanes - 1);
-  const bool exists = row < rows;
   const int begin = before + (exists ? row * stride : 0);
   const auto mine = TiledRow<T, edges_of_lane>::of(image, begin, begin + columns, begin + stride,
                                                    call.log2_lanes, index, exists, row == rows - 1);
@@ -223,6 +223,13 @@ __global__ void __launch_bounds__(128, 9)
   packed_row_result<Problem>(
       problem.operation, columns, max_of_row, sum_of_exponentials,
       [&](const auto& output) {
+        // (As late as that: with the reads before the copies of x 65 columns, 7 between them, have 0.58 of a
+        // copy, behind them 0.63, here 0.71.)
+        if constexpr (padded) {
+          if (const int gap = gap_to_read(problem); exists && gap > 0)
+            read_ends_of_row(problem.y + (first_row + row) * stride, columns, gap, index == 0,
+                             index == lanes - 1);
+        }
         // All lanes have read the vectors that rows share.
         __syncwarp();
         mine.replace(output);
@@ -232,11 +239,14 @@ __global__ void __launch_bounds__(128, 9)
       });
   if (problem.operation == Operation::logsumexp) return;
   __syncwarp();
-  // The tile's vectors of y, each from the two of the image in which it lies.
+  // The tile's vectors of y, each from the two of the image in which it lies. Of padded rows those of sectors
+  // of 32 bytes that a row has alone; the others are written in one piece each, as L2 asks for.
+  constexpr int sector = (padded ? 32 : 16) / sizeof(Out);
   Out* const y = problem.y + first_row * stride;
-  const auto y_before = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % 16 / sizeof(Out));
+  const auto y_before =
+      static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % (sector * sizeof(Out)) / sizeof(Out));
   const int y_end = y_before + elements_of_tile, shift = before - y_before;
-  const uint4* const shifted_image = image - (shift < 0 ? 1 : 0);
+  const uint4* const shifted_image = image + (shift >> 3);
   auto* const to = reinterpret_cast<uint4*>(y - y_before);
   const int whole_begin = (y_before + width - 1) / width, whole_end = y_end / width;
   const auto store = [&](const auto& vector) {
@@ -247,32 +257,42 @@ __global__ void __launch_bounds__(128, 9)
 #pragma unroll
       for (int i = 0; i < 2 * 32; i += 32) {
         if (left <= i) continue;
-        const uint4 held = vector(from + i);
         if constexpr (padded) {
-          // A vector at the ends of rows, one, two or none.
-          const int column = call.column((whole_end - left + i) * width - y_before);
-          if (column + width > columns) {
-            if (column < columns) Row::store_elements(at + i, 0, columns - column, held);
-            if (column + width > stride) Row::store_elements(at + i, stride - column, width, held);
-            continue;
-          }
+          const int column = call.column(((whole_end - left + i) * width & -sector) - y_before);
+          if (column < 0 || column + sector > columns) continue;
         }
-        __stcs(at + i, held);
+        __stcs(at + i, vector(from + i));
       }
     }
   };
-  if (shift == 0) {
+  if ((shift & (width - 1)) == 0) {
     store([](const uint4* v) { return *v; });
   } else {
     const int bytes = (shift & (width - 1)) * static_cast<int>(sizeof(Out));
     store([&](const uint4* v) { return shifted_vector<sizeof(Out)>(v, bytes); });
   }
-  // The elements before the first whole vector and behind the last one.
   const auto* const elements = reinterpret_cast<const unsigned short*>(image) + shift;
   auto* const to_elements = reinterpret_cast<unsigned short*>(to);
-  if (lane >= y_before && lane < whole_begin * width) __stcs(to_elements + lane, elements[lane]);
-  const int last = whole_end * width + lane;
-  if (last < y_end) __stcs(to_elements + last, elements[last]);
+  if constexpr (padded) {
+    // Half a warp has what lies between two rows: a sector or two.
+    const auto store_sector = [&](int element, int end_of_row, int begin_of_row) {
+      const int at = (element & -sector) + lane % sector;
+      if (at < end_of_row || at >= begin_of_row) __stcs(to_elements + at, elements[at]);
+    };
+    const int gap = stride - columns, behind_all = 1 << 24;
+#pragma unroll 2
+    for (int next = lane / sector; next <= rows; next += 32 / sector) {
+      const int begin = next < rows ? y_before + next * stride : behind_all;
+      const int end = next > 0 ? y_before + next * stride - gap : 0;
+      store_sector(end, end, begin);
+      if (begin % sector != 0 && (begin ^ end) >= sector) store_sector(begin, 0, begin);
+    }
+  } else {
+    // The elements before the first whole vector and behind the last one.
+    if (lane >= y_before && lane < whole_begin * width) __stcs(to_elements + lane, elements[lane]);
+    const int last = whole_end * width + lane;
+    if (last < y_end) __stcs(to_elements + last, elements[last]);
+  }
 }
 
 struct TiledRows {
@@ -298,14 +318,14 @@ struct TiledRows {
   template <class Exec, class Problem>
   static std::string_view advise_against(const Exec&, const Problem& problem) {
     const index_type columns = problem.geometry.columns;
-    if (!lies_anywhere(problem) && problem.operation != Operation::logsumexp)
+    // (Rows with something between them, softmax of bfloat16 from memory on one H200, fraction of a copy,
+    // this kernel and those with rows in registers: 33 columns and 2 elements between them 0.55 and 0.28, 65
+    // and 2 0.73 and 0.44, 129 and 2 0.81 and 0.62, 257 and 6 0.85 and 0.67; 64 and 8 0.70 and 0.62, 1000 and
+    // 8 0.94 and 0.92, but 64 and 32, whole sectors, 0.82 and 0.90.)
+    const bool whole_sectors = columns % 16 == 0 && RowAlignment::of(problem).y % 32 == 0;
+    if (!lies_anywhere(problem) && problem.operation != Operation::logsumexp &&
+        (stride(problem) == columns || whole_sectors || columns > 1024))
       return "the rows are whole vectors";
-    // (Softmax of bfloat16 on one H200, fraction of a copy, this kernel and those with rows in registers: 100
-    // columns and 3 elements between them 0.45 and 0.38, 129 and 2 0.53 and 0.41, 513 and 4 0.80 and 0.67;
-    // with ends of rows written element by element 33 and 2 0.27 and 0.34, 65 and 2 0.30 and 0.35.)
-    if (problem.operation != Operation::logsumexp && columns < 96 && stride(problem) != columns &&
-        stride(problem) % 8 != 0)
-      return "rows of this length are too short for something between them";
     // (One H200, bfloat16, microseconds in a CUDA graph, this kernel and those with rows in registers: 2^16
     // elements of 17 columns 1.99 and 2.05; 65 columns 2^21 elements 5.02 and 4.83, 2^22 6.87 and 7.22; 129
     // columns 2^24 elements 22.6 and 21.0, and from memory 0.944 and 0.886 of a copy.)
