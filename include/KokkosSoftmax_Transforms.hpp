@@ -401,12 +401,25 @@ struct BoundMask {
 
 struct BoundCausal {
   index_type offset, queries, rows_per_query;
+  /// In columns that are less than 2^31 after `origin`.
+  struct RowFrom {
+    index_type origin;
+    int last;  ///< of what it keeps, counted from there
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const {
+      return static_cast<int>(column - origin) <= last;
+    }
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION bool finds_maximum(Acc&, index_type, index_type end) const {
+      return keeps(end - 1);
+    }
+  };
   struct Row {
     index_type last;
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const { return column <= last; }
     template <class Acc>
-    KOKKOS_FORCEINLINE_FUNCTION bool finds_maximum(Acc&, index_type, index_type end) const {
-      return end <= last + 1;
+    KOKKOS_FORCEINLINE_FUNCTION RowFrom prepared(index_type first) const {
+      constexpr index_type most = 0x7fffffff;
+      return {first, static_cast<int>(Kokkos::clamp<index_type>(last - first, -1, most))};
     }
     /// One comparison of 64 bits for all of them.
     template <int width, class Acc>
@@ -563,7 +576,7 @@ struct BoundTemperature {
       return load_as<double>(*temperature) > 0;
     }
     template <class Acc>
-    KOKKOS_FORCEINLINE_FUNCTION PreparedRow<Acc> prepared() const {
+    KOKKOS_FORCEINLINE_FUNCTION PreparedRow<Acc> prepared(index_type) const {
       const Acc divisor = load_as<Acc>(*temperature);
       return {SharedDivisor<Acc>(divisor), divisor > Acc(0), is_positive_and_has_room(divisor)};
     }
@@ -681,12 +694,12 @@ KOKKOS_FORCEINLINE_FUNCTION auto map_operands(const RowStage& stage, const Map& 
   }
 }
 
-/// A row's object with what it has of the row in registers, found once, for whoever applies it often. Reads
-/// memory.
+/// A row's object with what it needs in registers, found once, for whoever applies it often to columns from
+/// `first` on, less than 2^31 of them. Reads memory.
 template <class Acc, class RowStage>
-KOKKOS_FORCEINLINE_FUNCTION auto prepared_stage(const RowStage& stage) {
-  if constexpr (requires { stage.template prepared<Acc>(); }) {
-    return stage.template prepared<Acc>();
+KOKKOS_FORCEINLINE_FUNCTION auto prepared_stage(const RowStage& stage, index_type first) {
+  if constexpr (requires { stage.template prepared<Acc>(first); }) {
+    return stage.template prepared<Acc>(first);
   } else {
     return stage;
   }
@@ -727,9 +740,9 @@ struct BoundChain {
       return a.finds_maximum(maximum, first, end) && b.finds_maximum(maximum, first, end);
     }
     template <class Acc>
-    KOKKOS_FORCEINLINE_FUNCTION auto prepared() const {
-      const auto prepared_a = prepared_stage<Acc>(a);
-      const auto prepared_b = prepared_stage<Acc>(b);
+    KOKKOS_FORCEINLINE_FUNCTION auto prepared(index_type first) const {
+      const auto prepared_a = prepared_stage<Acc>(a, first);
+      const auto prepared_b = prepared_stage<Acc>(b, first);
       return RowWith<std::remove_const_t<decltype(prepared_a)>, std::remove_const_t<decltype(prepared_b)>>{
           prepared_a, prepared_b};
     }

@@ -671,7 +671,7 @@ struct GridPipelinedBlock {
   /// Calls use(transform of the slice's row), which has its operands where they are staged.
   template <class Use>
   __device__ void with_transform(const SliceInSlot<Problem>& in, const Use& use) const {
-    const auto transform = prepared_stage<Acc>(problem.transform.at_row(in.row));
+    const auto transform = prepared_stage<Acc>(problem.transform.at_row(in.row), in.first_column);
     if constexpr (stages_operands<Problem>) {
       if (shape.operand_slots > 0) {
         int i = 0;
