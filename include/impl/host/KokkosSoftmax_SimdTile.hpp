@@ -3,7 +3,8 @@
 
 /// \file
 /// Rows side by side: the axis is not contiguous, a lane has a row, and a tile of neighbouring rows goes
-/// through the columns together. (Few neighbours: KokkosSoftmax_SimdRuns.hpp.)
+/// through the columns together. (Few neighbours: KokkosSoftmax_SimdDense.hpp and
+/// KokkosSoftmax_SimdRuns.hpp.)
 
 #ifndef KOKKOSSOFTMAX_SIMDTILE_HPP
 #define KOKKOSSOFTMAX_SIMDTILE_HPP
@@ -35,6 +36,10 @@ struct SimdTilePlan {
   static constexpr index_type chunk = 1024;
   static_assert(chunk % block == 0);
 
+  /// Neighbours of which a run is an array of its own: one or two would leave vectors half empty, of more a
+  /// whole row's exponentials might not fit.
+  static constexpr int fewest_of_dense = 3, most_of_dense = 2 * fewest_lanes - 1;
+
   static index_type chunks(index_type columns) {
     return columns <= longest_staged ? 1 : ceil_div(columns, chunk);
   }
@@ -58,6 +63,7 @@ struct SimdTiles {
   index_type of_inner;  ///< wide: tiles of neighbours
   int runs = 1;         ///< else: runs of neighbours in a tile
   index_type count;
+  bool dense = false;  ///< a tile is a run of few neighbours whose columns continue each other in x and y
 
   template <class Problem>
   static SimdTiles of(const Problem& problem, int concurrency, std::size_t stage_bytes) {
@@ -70,6 +76,17 @@ struct SimdTiles {
                           (g.y_stride[fastest] == 1 || problem.operation == Operation::logsumexp);
     tiles.inner = adjacent ? g.extent[fastest] : 1;
     tiles.wide = tiles.inner >= Plan::fewest_lanes / 2;
+    if (std::is_same_v<typename Problem::Transform, BoundIdentity> &&
+        problem.operation != Operation::logsumexp && g.x_column_stride == tiles.inner &&
+        g.y_column_stride == tiles.inner && tiles.inner >= Plan::fewest_of_dense &&
+        tiles.inner <= Plan::most_of_dense && g.columns * tiles.inner >= Plan::group * 4 &&
+        (g.rows / tiles.inner * Plan::chunks(g.columns) >= concurrency ||
+         tiles.inner <= Plan::fewest_lanes)) {
+      tiles.dense = true;
+      tiles.lanes = static_cast<int>(tiles.inner);
+      tiles.count = g.rows / tiles.inner;
+      return tiles;
+    }
     if (!tiles.wide) {
       const index_type all = g.rows / tiles.inner;
       // Long rows: what the states of chunks have room for.
