@@ -76,11 +76,26 @@ template <class T>
 concept knows_of_minus_infinity = requires(const T& t) {
   t.keeps_minus_infinity();
 };
+/// Makes of the maximum of its logits in the columns [first, end) that of its results, if it can, and says
+/// whether it did. The maximum is finite, and logits that differ do so by a ten-thousandth, as those of 16
+/// bits: rounding does not exchange their results. Where it did, it may be applied without looking for -inf
+/// if it keeps_minus_infinity.
+template <class T>
+concept knows_maximum = requires(const T& t, float& maximum) {
+  { t.finds_maximum(maximum, index_type(0), index_type(0)) } -> std::same_as<bool>;
+};
 /// Drops logits, and leaves the others as they are.
 template <class RowStage>
 concept drops_logits = requires(const RowStage& stage) {
   stage.keeps(index_type(0));
 };
+
+/// Whether logits that are multiplied or divided by it stay in order, and neither all of them become 0 nor
+/// -inf becomes NaN.
+template <class Acc>
+KOKKOS_FORCEINLINE_FUNCTION constexpr bool is_positive_and_has_room(Acc factor) {
+  return factor > Acc(0x1p-100) && factor < Acc(0x1p100);
+}
 
 /// rounded_product() of the host's vectors.
 template <class Ops>
@@ -148,6 +163,23 @@ KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, To (&to)[width],
 
 template <int width, class Acc, class T>
 KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, Acc (&to)[width]) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (is_16_bit_v<T> && width % 2 == 0 && std::is_same_v<Acc, float>) {
+    // In words: nvcc would load each of 16 bits from shared memory, and take three instructions for two.
+    constexpr int bytes = bytes_of_neighbours<width, T>, words = bytes / 4;
+    struct alignas(bytes) Part {
+      std::uint32_t word[words];
+    };
+    for (int p = 0; p < width / (2 * words); ++p) {
+      const Part loaded = reinterpret_cast<const Part*>(data)[p];
+      for (int i = 0; i < words; ++i) {
+        to[2 * (p * words + i)] = low_of_pair<T>(loaded.word[i]);
+        to[2 * (p * words + i) + 1] = high_of_pair<T>(loaded.word[i]);
+      }
+    }
+    return;
+  }
+#endif
   load_neighbours(data, to, [](const T& e) { return load_as<Acc>(e); });
 }
 
@@ -300,6 +332,16 @@ struct BoundFunctor {
     KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const requires(knows_of_minus_infinity<F>) {
       return f->keeps_minus_infinity();
     }
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION bool finds_maximum(Acc& maximum, index_type,
+                                                   index_type) const requires requires {
+      f->keeps_maximum(maximum);
+    }
+    {
+      if (!f->keeps_maximum(maximum)) return false;
+      maximum = (*this)(maximum, 0);
+      return true;
+    }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const
         requires(takes_vectors_of_columns<F, typename Ops::Vector> ||
@@ -376,9 +418,26 @@ struct BoundMask {
 
 struct BoundCausal {
   index_type offset, queries, rows_per_query;
+  /// In columns that are less than 2^31 after `origin`.
+  struct RowFrom {
+    index_type origin;
+    int last;  ///< of what it keeps, counted from there
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const {
+      return static_cast<int>(column - origin) <= last;
+    }
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION bool finds_maximum(Acc&, index_type, index_type end) const {
+      return keeps(end - 1);
+    }
+  };
   struct Row {
     index_type last;
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const { return column <= last; }
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION RowFrom prepared(index_type first) const {
+      constexpr index_type most = 0x7fffffff;
+      return {first, static_cast<int>(Kokkos::clamp<index_type>(last - first, -1, most))};
+    }
     /// One comparison of 64 bits for all of them.
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&)[width], bool (&kept)[width],
@@ -470,40 +529,73 @@ using BoundBias = BoundWithOperand<T, Plus>;
 template <class T>
 using BoundFactors = BoundWithOperand<T, Times>;
 
-/// value / divisor to 0.51 units in the last place, as a product with the reciprocal, which is corrected by
-/// its remainder: a third of the instructions of a device's own division where many values share the divisor.
-KOKKOS_FORCEINLINE_FUNCTION float corrected_quotient(float value, float divisor) {
-  // What is close to 0 has no reciprocal.
-  const float factor = Kokkos::fabs(divisor) < 0x1p-100f ? 0x1p64f : 1.0f;
-  value *= factor;
-  divisor *= factor;
-  const float reciprocal = 1.0f / divisor;
-  const float quotient = value * reciprocal;
-  const float corrected = Kokkos::fma(Kokkos::fma(-quotient, divisor, value), reciprocal, quotient);
-  return corrected == corrected ? corrected : quotient;  // an infinity has no remainder
-}
-
-/// value / divisor, for a divisor that many values share.
+/// A divisor that many values share.
 template <class Acc>
-KOKKOS_FORCEINLINE_FUNCTION Acc shared_quotient(Acc value, Acc divisor) {
-  if constexpr (std::is_same_v<Acc, float>) {
-    KOKKOS_IF_ON_DEVICE((return corrected_quotient(value, divisor);))
+class SharedDivisor {
+ public:
+  KOKKOS_FORCEINLINE_FUNCTION explicit SharedDivisor(Acc divisor) : divisor_(divisor) {}
+  KOKKOS_FORCEINLINE_FUNCTION Acc quotient(Acc value) const { return value / divisor_; }
+
+ private:
+  Acc divisor_;
+};
+
+/// On a device the quotient to 0.51 units in the last place, as a product with the reciprocal, which is
+/// corrected by its remainder: a third of the instructions of a division.
+template <>
+class SharedDivisor<float> {
+ public:
+  KOKKOS_FORCEINLINE_FUNCTION explicit SharedDivisor(float divisor) : divisor_(divisor) {
+    // What is close to 0 has no reciprocal.
+    KOKKOS_IF_ON_DEVICE((factor_ = Kokkos::fabs(divisor) < 0x1p-100f ? 0x1p64f : 1.0f; divisor_ *= factor_;
+                         reciprocal_ = 1.0f / divisor_;))
   }
-  return value / divisor;
-}
+  KOKKOS_FORCEINLINE_FUNCTION float quotient(float value) const {
+    KOKKOS_IF_ON_DEVICE((return corrected_quotient(value * factor_);))
+    return value / divisor_;
+  }
+
+ private:
+  float divisor_, factor_ = 1, reciprocal_ = 0;
+
+  KOKKOS_FORCEINLINE_FUNCTION float corrected_quotient(float value) const {
+    const float quotient = value * reciprocal_;
+    const float corrected = Kokkos::fma(Kokkos::fma(-quotient, divisor_, value), reciprocal_, quotient);
+    return corrected == corrected ? corrected : quotient;  // an infinity has no remainder
+  }
+};
 
 template <class T>
 struct BoundTemperature {
   const T* data;
   RowOffset row_offset;
+
+  template <class Acc>
+  struct PreparedRow {
+    SharedDivisor<Acc> temperature;
+    bool is_above_zero, has_room;
+    KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
+      return temperature.quotient(value);
+    }
+    KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const { return is_above_zero; }
+    KOKKOS_FORCEINLINE_FUNCTION bool finds_maximum(Acc& maximum, index_type, index_type) const {
+      maximum = temperature.quotient(maximum);
+      return has_room;
+    }
+  };
   struct Row {
     const T* temperature;
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
-      return shared_quotient(value, load_as<Acc>(*temperature));
+      return SharedDivisor<Acc>(load_as<Acc>(*temperature)).quotient(value);
     }
     KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const {
       return load_as<double>(*temperature) > 0;
+    }
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION PreparedRow<Acc> prepared(index_type) const {
+      const Acc divisor = load_as<Acc>(*temperature);
+      return {SharedDivisor<Acc>(divisor), divisor > Acc(0), is_positive_and_has_room(divisor)};
     }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type) const {
@@ -619,6 +711,17 @@ KOKKOS_FORCEINLINE_FUNCTION auto map_operands(const RowStage& stage, const Map& 
   }
 }
 
+/// A row's object with what it needs in registers, found once, for whoever applies it often to columns from
+/// `first` on, less than 2^31 of them. Reads memory.
+template <class Acc, class RowStage>
+KOKKOS_FORCEINLINE_FUNCTION auto prepared_stage(const RowStage& stage, index_type first) {
+  if constexpr (requires { stage.template prepared<Acc>(first); }) {
+    return stage.template prepared<Acc>(first);
+  } else {
+    return stage;
+  }
+}
+
 template <class A, class B>
 struct BoundChain {
   static constexpr int operands = operands_of<A> + operands_of<B>;
@@ -647,6 +750,18 @@ struct BoundChain {
     KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const
         requires(may_keep_minus_infinity<RowA>&& may_keep_minus_infinity<RowB>) {
       return stage_keeps_minus_infinity(a) && stage_keeps_minus_infinity(b);
+    }
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION bool finds_maximum(Acc& maximum, index_type first, index_type end) const
+        requires(knows_maximum<RowA>&& knows_maximum<RowB>) {
+      return a.finds_maximum(maximum, first, end) && b.finds_maximum(maximum, first, end);
+    }
+    template <class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION auto prepared(index_type first) const {
+      const auto prepared_a = prepared_stage<Acc>(a, first);
+      const auto prepared_b = prepared_stage<Acc>(b, first);
+      return RowWith<std::remove_const_t<decltype(prepared_a)>, std::remove_const_t<decltype(prepared_b)>>{
+          prepared_a, prepared_b};
     }
     template <class Map>
     KOKKOS_FORCEINLINE_FUNCTION auto map_operands(const Map& map) const {
@@ -921,6 +1036,10 @@ struct ScaleFunction {
   double factor;
   KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const { return factor > 0; }
   template <class Acc>
+  KOKKOS_FORCEINLINE_FUNCTION bool keeps_maximum(Acc) const {
+    return is_positive_and_has_room(factor);
+  }
+  template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return rounded_product(value, static_cast<Acc>(factor));
   }
@@ -933,6 +1052,10 @@ struct ScaleFunction {
 struct ReluFunction {
   static constexpr bool is_same_for_all_rows = true;
   template <class Acc>
+  KOKKOS_FORCEINLINE_FUNCTION bool keeps_maximum(Acc) const {
+    return true;
+  }
+  template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return value < Acc(0) ? Acc(0) : value;  // keeps NaN
   }
@@ -944,6 +1067,11 @@ struct ReluFunction {
 
 struct GeluErfFunction {
   static constexpr bool is_same_for_all_rows = true;
+  /// GELU rises from 0 on, and is below 0 before.
+  template <class Acc>
+  KOKKOS_FORCEINLINE_FUNCTION bool keeps_maximum(Acc maximum) const {
+    return maximum >= Acc(0);
+  }
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return gelu_by_erf(value);
@@ -956,6 +1084,11 @@ struct GeluErfFunction {
 
 struct GeluTanhFunction {
   static constexpr bool is_same_for_all_rows = true;
+  /// GELU rises from 0 on, and is below 0 before.
+  template <class Acc>
+  KOKKOS_FORCEINLINE_FUNCTION bool keeps_maximum(Acc maximum) const {
+    return maximum >= Acc(0);
+  }
   template <class Acc>
   KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type, index_type) const {
     return gelu_by_tanh(value);

@@ -221,8 +221,8 @@ struct BoundAnyChain {
             break;
           }
           case KOKKOSSOFTMAX_TEMPERATURE: {
-            const Acc temperature = load_any<Acc>(step.operand.data, step.scalar, at[s]);
-            for (int i = 0; i < width; ++i) value[i] = impl::shared_quotient(value[i], temperature);
+            const impl::SharedDivisor<Acc> divisor(load_any<Acc>(step.operand.data, step.scalar, at[s]));
+            for (int i = 0; i < width; ++i) value[i] = divisor.quotient(value[i]);
             break;
           }
           case KOKKOSSOFTMAX_MASK: {

@@ -185,6 +185,20 @@ KOKKOS_FORCEINLINE_FUNCTION Acc load_as(const T& value) {
   }
 }
 
+#if defined(__CUDACC__)
+/// The two scalars of 16 bits in a word.
+template <class T>
+__device__ inline float low_of_pair(std::uint32_t pair) {
+  if constexpr (std::is_same_v<T, bhalf_t>) return __uint_as_float(pair << 16);
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(pair)));
+}
+template <class T>
+__device__ inline float high_of_pair(std::uint32_t pair) {
+  if constexpr (std::is_same_v<T, bhalf_t>) return __uint_as_float(pair & 0xffff0000u);
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
+}
+#endif
+
 /// An accumulator rounded once to a stored scalar.
 template <class T, class Acc>
 KOKKOS_FORCEINLINE_FUNCTION T store_as(Acc value) {

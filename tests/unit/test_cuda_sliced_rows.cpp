@@ -337,58 +337,91 @@ TEST_F(CudaSlicedRows, Bfloat16RowsWithBias) {
   }
 }
 
-// Logits that are -inf stay -inf, whatever factor and bias would make of them.
-TEST_F(CudaSlicedRows, Bfloat16RowsOfMinusInfinityWithScaleAndBias) {
-  using ks::impl::BoundBias, ks::impl::BoundChain, ks::impl::BoundFunctor, ks::impl::BoundIdentity,
-      ks::impl::GridPipelinedRows, ks::impl::ScaleFunction, ks::impl::SplitRows;
+// Rows of -inf, infinities, NaN and nothing but negative logits, by both kernels, beside their logits as a
+// transform gives them.
+template <class Transform>
+void check_special_rows(std::int64_t columns, const Transform& transform) {
+  using ks::impl::BoundIdentity, ks::impl::GridPipelinedRows, ks::impl::SplitRows;
   const Exec exec;
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const std::int64_t rows = 9, count = rows * columns;
+  const Memory<bhalf_t> x("x", count), y("y", count), split("by split_rows", count);
+  const Memory<float> logits("logits", count), expected("expected", count);
+  fill(exec, x.data(), rows, columns);
+  const auto host_x = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), x);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t row = i / columns, column = i % columns;
+    // Row 0 keeps what is infinite in the bias, row 1 what is NaN, and row 2 nothing.
+    if ((row != 0 && column == columns / 2) || (row != 1 && column == columns - 3) || row == 2 ||
+        (row > 2 && row < 6 && i % (row * row) == 0) || (row == 4 && column < 20000))
+      host_x(i) = bhalf_t(-inf);
+    if (row == 6) host_x(i) = bhalf_t(-std::fabs(static_cast<float>(host_x(i))));
+    if (row == 7 && column == columns / 3) host_x(i) = bhalf_t(nan);
+    if (row == 8 && column == columns / 3) host_x(i) = bhalf_t(inf);
+  }
+  Kokkos::deep_copy(x, host_x);
+  Kokkos::parallel_for("transform",
+                       Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, count),
+                       TransformAll<bhalf_t, float, Transform>{x.data(), logits.data(), columns, transform});
+  for (const auto operation : operations) {
+    const std::int64_t results = operation == Operation::logsumexp ? rows : count;
+    EXPECT_TRUE((run_kernel<GridPipelinedRows>(operation, exec, logits.data(), expected.data(), rows, columns,
+                                               BoundIdentity{})));
+    EXPECT_TRUE(
+        (run_kernel<GridPipelinedRows>(operation, exec, x.data(), y.data(), rows, columns, transform)));
+    EXPECT_TRUE((run_kernel<SplitRows>(operation, exec, x.data(), split.data(), rows, columns, transform)));
+    std::int64_t different = 0;
+    Kokkos::parallel_reduce("compare",
+                            Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, results),
+                            CountFarApart<bhalf_t>{y.data(), expected.data()}, different);
+    EXPECT_EQ(different, 0) << reference::name(operation) << ", " << columns << " columns";
+    EXPECT_EQ(different_bytes(exec, split.data(), y.data(), results), 0)
+        << reference::name(operation) << ", " << columns << " columns";
+  }
+}
+
+// Logits that are -inf stay -inf, whatever factor and bias would make of them.
+TEST_F(CudaSlicedRows, Bfloat16RowsOfMinusInfinityWithScaleAndBias) {
+  using ks::impl::BoundBias, ks::impl::BoundChain, ks::impl::BoundFunctor, ks::impl::ScaleFunction;
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   for (const std::int64_t columns : {16384, 50257, 65536}) {
-    const std::int64_t rows = 6, count = rows * columns;
-    const Memory<bhalf_t> x("x", count), bias("bias", columns), y("y", count), split("by split_rows", count);
-    const Memory<float> logits("logits", count), expected("expected", count);
-    fill(exec, x.data(), rows, columns);
-    fill(exec, bias.data(), 1, columns, 77);
-    const auto host_x = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), x);
+    const Memory<bhalf_t> bias("bias", columns);
+    fill(Exec(), bias.data(), 1, columns, 77);
     const auto host_bias = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), bias);
     host_bias(columns / 2) = bhalf_t(inf);
     host_bias(columns - 3) = bhalf_t(nan);
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t row = i / columns, column = i % columns;
-      // Row 0 keeps what is infinite, row 1 what is NaN, and row 2 nothing.
-      if ((row != 0 && column == columns / 2) || (row != 1 && column == columns - 3) || row == 2 ||
-          (row > 2 && i % (row * row) == 0) || (row == 4 && column < 20000))
-        host_x(i) = bhalf_t(-inf);
-    }
-    Kokkos::deep_copy(x, host_x);
     Kokkos::deep_copy(bias, host_bias);
     ks::impl::LogitOperand<bhalf_t> operand;
     operand.data = bias.data();
     operand.column_stride = 1;
     for (const double factor : {0.5, -0.5, 0.0, 1e6}) {
-      using Transform = BoundChain<BoundFunctor<ScaleFunction>, BoundBias<bhalf_t>>;
-      const Transform transform{{{factor}}, {operand}};
-      Kokkos::parallel_for(
-          "transform", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, count),
-          TransformAll<bhalf_t, float, Transform>{x.data(), logits.data(), columns, transform});
-      for (const auto operation : operations) {
-        const std::int64_t results = operation == Operation::logsumexp ? rows : count;
-        EXPECT_TRUE((run_kernel<GridPipelinedRows>(operation, exec, logits.data(), expected.data(), rows,
-                                                   columns, BoundIdentity{})));
-        EXPECT_TRUE(
-            (run_kernel<GridPipelinedRows>(operation, exec, x.data(), y.data(), rows, columns, transform)));
-        EXPECT_TRUE(
-            (run_kernel<SplitRows>(operation, exec, x.data(), split.data(), rows, columns, transform)));
-        std::int64_t different = 0;
-        Kokkos::parallel_reduce("compare",
-                                Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, results),
-                                CountFarApart<bhalf_t>{y.data(), expected.data()}, different);
-        EXPECT_EQ(different, 0) << reference::name(operation) << ", " << columns << " columns, factor "
-                                << factor;
-        EXPECT_EQ(different_bytes(exec, split.data(), y.data(), results), 0)
-            << reference::name(operation) << ", " << columns << " columns, factor " << factor;
-      }
+      SCOPED_TRACE(factor);
+      check_special_rows(columns,
+                         BoundChain<BoundFunctor<ScaleFunction>, BoundBias<bhalf_t>>{{{factor}}, {operand}});
     }
+  }
+}
+
+// A transform that knows its maximum from that of the logits, where it does and where it does not.
+TEST_F(CudaSlicedRows, Bfloat16RowsOfKnownMaximum) {
+  using ks::impl::BoundCausal, ks::impl::BoundChain, ks::impl::BoundFunctor, ks::impl::BoundTemperature,
+      ks::impl::GeluErfFunction, ks::impl::ReluFunction, ks::impl::ScaleFunction;
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  const Memory<float> temperature("temperature", 1);
+  for (const std::int64_t columns : {16385, 50257, 65536}) {
+    for (const double value : {3.0, 1e6, 1e-3, -2.0, 0.0, 1e-37, -1e-39, inf, -inf, nan}) {
+      SCOPED_TRACE(value);
+      // Queries of which the last keeps all, so that slices are kept, cut and dropped.
+      check_special_rows(
+          columns, BoundChain<BoundFunctor<ScaleFunction>, BoundCausal>{{{value}}, {columns - 9, 9, 1}});
+      Kokkos::deep_copy(temperature, static_cast<float>(value));
+      check_special_rows(columns, BoundTemperature<float>{temperature.data(), {}});
+    }
+    check_special_rows(columns,
+                       BoundChain<BoundFunctor<ScaleFunction>, BoundCausal>{{{0.5}}, {columns / 2, 2, 1}});
+    check_special_rows(columns, BoundChain<BoundFunctor<ReluFunction>, BoundFunctor<GeluErfFunction>>{});
+    check_special_rows(columns,
+                       BoundChain<BoundFunctor<ScaleFunction>, BoundFunctor<GeluErfFunction>>{{{3.0}}, {}});
   }
 }
 

@@ -320,6 +320,30 @@ TYPED_TEST(LinearStatistics, Columns) {
   check_columns<bhalf_t, bhalf_t>(exec, 500, 70, reference::ordered({500, 70}, {1, 0}, 2, 1, 1), 0, 10);
 }
 
+// A device joins the chunks of many columns in the launch that reduces them, of few columns in one of its
+// own.
+TYPED_TEST(LinearStatistics, ColumnsHaveTheSameBitsAmongFewAndMany) {
+  const TypeParam exec;
+  const std::int64_t m = 1100, n = 4100, first = 7, count = 100;
+  check_columns<float, float>(exec, m, n, reference::right({m, n}), 3, 1);
+  const auto values = random_values(Scalar::float32, m * n, 2, 4, 9);
+  Buffer<TypeParam> x(Scalar::float32, reference::right({m, n}), &values),
+      mean(Scalar::float64, reference::right({n})), variance(Scalar::float64, reference::right({n})),
+      some_means(Scalar::float64, reference::right({count})),
+      some_variances(Scalar::float64, reference::right({count}));
+  const auto all = x.template view<const float, 2>();
+  ks::column_statistics(exec, all, mean.template view<double, 1>(), variance.template view<double, 1>());
+  ks::column_statistics(exec, Kokkos::subview(all, Kokkos::ALL, std::pair(first, first + count)),
+                        some_means.template view<double, 1>(), some_variances.template view<double, 1>());
+  exec.fence();
+  for (auto* buffer : {&mean, &variance, &some_means, &some_variances}) buffer->download();
+  const auto means = mean.values(), variances = variance.values();
+  for (std::int64_t c = 0; c < count; ++c) {
+    ASSERT_EQ(some_means.values()[c], means[first + c]) << c;
+    ASSERT_EQ(some_variances.values()[c], variances[first + c]) << c;
+  }
+}
+
 TYPED_TEST(LinearStatistics, ColumnsOfLargeOffset) {
   const TypeParam exec;
   check_columns<double, double>(exec, 5000, 100, reference::right({5000, 100}), 1e10, 1);

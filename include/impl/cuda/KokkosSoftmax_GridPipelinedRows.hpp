@@ -671,7 +671,7 @@ struct GridPipelinedBlock {
   /// Calls use(transform of the slice's row), which has its operands where they are staged.
   template <class Use>
   __device__ void with_transform(const SliceInSlot<Problem>& in, const Use& use) const {
-    const auto transform = problem.transform.at_row(in.row);
+    const auto transform = prepared_stage<Acc>(problem.transform.at_row(in.row), in.first_column);
     if constexpr (stages_operands<Problem>) {
       if (shape.operand_slots > 0) {
         int i = 0;
@@ -803,11 +803,13 @@ struct GridPipelinedBlock {
     };
     // use(part, first column, whether it is whole) for the parts of the slice, some at once: one alone would
     // be waited for.
-    const auto in_parts = [&](const auto& transform_row, bool looks_for_minus_infinity, const auto& use) {
+    const auto in_parts_of = [&]<class SomePart>(std::type_identity<SomePart>, const auto& transform_row,
+                                                 bool looks_for_minus_infinity, const auto& use) {
       constexpr bool is_identity = std::is_same_v<decltype(transform_row), const BoundIdentity::Row&>;
-      constexpr int at_once = sizeof(Acc) == 8 || (Part::unit == 2 && !(Part::packed && is_identity)) ? 2 : 4;
+      constexpr int at_once =
+          sizeof(Acc) == 8 || (Part::unit == 2 && !(SomePart::packed && is_identity)) ? 2 : 4;
       const auto some = [&](int begin, auto count, auto whole, auto looks) {
-        Part part[decltype(count)::value];
+        SomePart part[decltype(count)::value];
 #pragma unroll
         for (int i = 0; i < decltype(count)::value; ++i) {
           const int begin_of_part = begin + i * Part::columns;
@@ -833,8 +835,13 @@ struct GridPipelinedBlock {
         some(begin, std::integral_constant<int, 2>{}, std::false_type{}, std::true_type{});
       if (begin < columns) some(begin, std::integral_constant<int, 1>{}, std::false_type{}, std::true_type{});
     };
+    const auto in_parts = [&](const auto& transform_row, bool looks_for_minus_infinity, const auto& use) {
+      in_parts_of(std::type_identity<Part>{}, transform_row, looks_for_minus_infinity, use);
+    };
     bool looks_for_minus_infinity = true;
-    const auto find_maximum = [&] {
+    if constexpr (may_overlook_minus_infinity<TransformRow>)
+      looks_for_minus_infinity = !stage_keeps_minus_infinity(transform);
+    const auto maximum_of_results = [&] {
       auto maximum = Part::Maximum::none();
       in_parts(transform, looks_for_minus_infinity, [&](const Part& part, int begin, auto whole) {
         maximum.join(part);
@@ -842,17 +849,30 @@ struct GridPipelinedBlock {
       });
       return maximum.of_warp();
     };
-    Acc max;
-    if constexpr (may_overlook_minus_infinity<TransformRow>) {
-      looks_for_minus_infinity = !stage_keeps_minus_infinity(transform);
+    const auto find_maximum = [&] {
+      if constexpr (Part::unpacked && knows_maximum<TransformRow>) {
+        // From the logits as they are, in pairs. Asked first of another maximum, so that no pass is in vain.
+        const index_type end = in.first_column + columns;
+        Acc max = 1;
+        if (transform.finds_maximum(max, in.first_column, end)) {
+          using Logits = PartOfSlice<RowsProblem<In, Out, BoundIdentity>>;
+          auto maximum = Logits::Maximum::none();
+          in_parts_of(std::type_identity<Logits>{}, BoundIdentity::Row{}, true,
+                      [&](const Logits& part, int, auto) { maximum.join(part); });
+          max = maximum.of_warp();
+          if (max > -largest_v<Acc> && max <= largest_v<Acc> &&
+              transform.finds_maximum(max, in.first_column, end))
+            return maximum_or_nan(max, -largest_v<Acc>);
+        }
+      }
+      Acc max;
 #pragma unroll 1
       for (;; looks_for_minus_infinity = true) {
-        max = find_maximum();
-        if (max == max || looks_for_minus_infinity) break;
+        max = maximum_of_results();
+        if (max == max || looks_for_minus_infinity) return max;
       }
-    } else {
-      max = find_maximum();
-    }
+    };
+    const Acc max = find_maximum();
     const auto exponential = Part::exponential_below(max);
     [[maybe_unused]] const bool keeps_exponentials =
         in.use == SliceUse::hold && problem.operation == Operation::softmax;

@@ -137,14 +137,8 @@ struct PackedPair {
   static constexpr bool is_bfloat16 = std::is_same_v<In, bhalf_t>;
   static constexpr unsigned minus_infinities = is_bfloat16 ? 0xff80ff80u : 0xfc00fc00u;
 
-  __device__ static float low(unsigned pair) {
-    if constexpr (is_bfloat16) return bits_as<float>(pair << 16);
-    return __low2float(bits_as<__half2>(pair));
-  }
-  __device__ static float high(unsigned pair) {
-    if constexpr (is_bfloat16) return bits_as<float>(pair & 0xffff0000u);
-    return __high2float(bits_as<__half2>(pair));
-  }
+  __device__ static float low(unsigned pair) { return low_of_pair<In>(pair); }
+  __device__ static float high(unsigned pair) { return high_of_pair<In>(pair); }
   /// A pair with -inf in place of what is not kept.
   __device__ static unsigned kept(unsigned pair, bool low, bool high) {
     return __byte_perm(pair, minus_infinities, (low ? 0x10 : 0x54) | (high ? 0x3200 : 0x7600));

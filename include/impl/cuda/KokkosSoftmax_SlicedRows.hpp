@@ -124,53 +124,48 @@ struct PartOfSlice {
       [[maybe_unused]] const auto operand_column = [&](int j) {
         return column + (whole ? i * stride + j : min(i * stride + j, left - 1));
       };
-      if constexpr (packed) {
+      if constexpr (unit == 1) {
+        held[i] = transformed<Acc, looks_for_minus_infinity>(
+            transform, exists(0) ? load_as<Acc>(at[0]) : -infinity_v<Acc>, operand_column(0));
+      } else {
         // Each access under a predicate of its own: with branches, each would be waited for before the next.
         constexpr unsigned nothing = PackedPair<In>::minus_infinities;
         unsigned pair = nothing, low = nothing, high = nothing;
         if constexpr (single) {
           if (exists(0)) low = bits_of_16(at);
           if (exists(1)) high = bits_of_16(at + 1);
-          held[i] = __byte_perm(low, high, 0x5410);
+          pair = __byte_perm(low, high, 0x5410);
         } else {
-          if (in_slot ? exists(0) : exists(1)) pair = load_pair<false>(at);
+          if (in_slot ? exists(0) : exists(1)) pair = *reinterpret_cast<const unsigned*>(at);
           if (!in_slot && exists(0) && !exists(1)) low = bits_of_16(at);
           if (in_slot) low = pair;
-          held[i] = exists(1) ? pair : __byte_perm(low, nothing, 0x5410);
+          if (!exists(1)) pair = __byte_perm(low, nothing, 0x5410);
         }
-        if constexpr (!is_identity) {
-          Acc value[unit]{};
-          bool kept[unit] = {true, true};
+        if constexpr (packed) {
+          if constexpr (!is_identity) {
+            Acc value[unit]{};
+            bool kept[unit] = {true, true};
+            if constexpr (whole && !single) {
+              apply_stage_to_neighbours<unit>(transform, value, kept, operand_column(0));
+            } else {
+#pragma unroll
+              for (int j = 0; j < unit; ++j) apply_stage(transform, value[j], kept[j], operand_column(j));
+            }
+            pair = PackedPair<In>::kept(pair, kept[0], kept[1]);
+          }
+          held[i] = pair;
+        } else {
+          Acc value[unit] = {PackedPair<In>::low(pair), PackedPair<In>::high(pair)};
           if constexpr (whole && !single) {
-            apply_stage_to_neighbours<unit>(transform, value, kept, operand_column(0));
+            transform_neighbours<unit, looks_for_minus_infinity>(transform, value, operand_column(0));
           } else {
 #pragma unroll
-            for (int j = 0; j < unit; ++j) apply_stage(transform, value[j], kept[j], operand_column(j));
+            for (int j = 0; j < unit; ++j)
+              value[j] = transformed<Acc, looks_for_minus_infinity>(transform, value[j], operand_column(j));
           }
-          held[i] = PackedPair<In>::kept(held[i], kept[0], kept[1]);
-        }
-      } else {
-        In scalar[unit]{};
-        if (unit == 2 && exists(1)) {
-          if constexpr (unit == 2) {
-            const unsigned pair = load_pair<single>(at);
-            memcpy(scalar, &pair, sizeof(scalar));
-          }
-        } else if (exists(0)) {
-          scalar[0] = at[0];
-        }
-        Acc value[unit];
 #pragma unroll
-        for (int j = 0; j < unit; ++j) value[j] = exists(j) ? load_as<Acc>(scalar[j]) : -infinity_v<Acc>;
-        if constexpr (unit > 1 && whole && !single) {
-          transform_neighbours<unit, looks_for_minus_infinity>(transform, value, operand_column(0));
-        } else {
-#pragma unroll
-          for (int j = 0; j < unit; ++j)
-            value[j] = transformed<Acc, looks_for_minus_infinity>(transform, value[j], operand_column(j));
+          for (int j = 0; j < unit; ++j) held[i * unit + j] = value[j];
         }
-#pragma unroll
-        for (int j = 0; j < unit; ++j) held[i * unit + j] = value[j];
       }
     }
   }
@@ -276,11 +271,6 @@ struct PartOfSlice {
   /// (The compiler takes a half or bfloat16 apart into its bytes.)
   __device__ static unsigned bits_of_16(const In* at) {
     return *reinterpret_cast<const unsigned short*>(at);
-  }
-  template <bool single>
-  __device__ static unsigned load_pair(const In* at) {
-    if constexpr (!single) return *reinterpret_cast<const unsigned*>(at);
-    return __byte_perm(bits_of_16(at), bits_of_16(at + 1), 0x5410);
   }
 };
 

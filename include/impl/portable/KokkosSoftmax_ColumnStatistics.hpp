@@ -10,6 +10,7 @@
 #ifndef KOKKOSSOFTMAX_IMPL_COLUMNSTATISTICS_HPP
 #define KOKKOSSOFTMAX_IMPL_COLUMNSTATISTICS_HPP
 
+#include <impl/portable/KokkosSoftmax_Launch.hpp>
 #include <impl/portable/KokkosSoftmax_RowBlocks.hpp>
 
 #include <algorithm>
@@ -75,68 +76,76 @@ struct ColumnStatisticsPlan {
   static index_type chunks(index_type rows) { return ceil_div(rows, chunk_rows(rows)); }
 };
 
-/// First launch: the moments of a chunk of rows, for each column.
+/// The moments of a chunk of rows of some neighbouring columns.
 template <class Exec, class Problem>
-struct ReduceColumns {
+struct ChunkOfColumns {
   static constexpr int block = ColumnStatisticsPlan<Exec>::block;
   Problem problem;
-  Moments* partials;  ///< chunks x columns
   index_type chunk_rows;
 
-  KOKKOS_FUNCTION void operator()(index_type item) const {
-    const index_type blocks = ceil_div(problem.columns, block);
-    const index_type chunk = item / blocks, first = (item - chunk * blocks) * block;
-    const int width = static_cast<int>(Kokkos::min<index_type>(block, problem.columns - first));
+  KOKKOS_FUNCTION void reduce(index_type chunk, index_type first, int width, Moments (&total)[block]) const {
     const index_type begin = chunk * chunk_rows;
     const index_type end = Kokkos::min(begin + chunk_rows, problem.rows);
-    Moments total[block];
-    double base[block];
-    {
-      const auto row = problem.transform.at_row(0);
-      for (int c = 0; c < width; ++c) base[c] = problem.value(row, 0, first + c);
-    }
     for (index_type r = begin; r < end; r += ColumnStatisticsPlan<Exec>::rows_of_shift) {
       const index_type stop = Kokkos::min(r + ColumnStatisticsPlan<Exec>::rows_of_shift, end);
-      double shift[block], sum[block] = {}, squares[block] = {};
-      {
-        const auto row = problem.transform.at_row(r);
-        for (int c = 0; c < width; ++c) shift[c] = problem.value(row, r, first + c) - base[c];
-      }
-      const auto add = [&](int c, double value) {
-        const double difference = (value - base[c]) - shift[c];
-        sum[c] += difference;
-        squares[c] += difference * difference;
-      };
-      index_type i = r;
-      if constexpr (block == 1) {
-        // All loads of a batch are under way before the first use.
-        constexpr int batch = 16;
-        if (problem.transform_of_all_rows_is_one()) {
-          const auto row = problem.transform.at_row(0);
-          for (; i + batch <= stop; i += batch) {
-            typename Problem::In raw[batch];
-            for (int k = 0; k < batch; ++k) raw[k] = problem.element(i + k, first);
-            for (int k = 0; k < batch; ++k) add(0, problem.transformed_element(row, raw[k], first));
-          }
-        }
-      }
-      for (; i < stop; ++i) {
-        const auto row = problem.transform.at_row(i);
-        for (int c = 0; c < width; ++c) add(c, problem.value(row, i, first + c));
-      }
-      const double count = static_cast<double>(stop - r);
+      Moments part[block];
+      reduce_rows(r, stop, first, width, part);
       for (int c = 0; c < width; ++c) {
-        const double mean = sum[c] / count;
-        const double rest = squares[c] - sum[c] * mean;
-        const Moments part{shift[c] + mean, rest < 0 ? 0 : rest};
         if (r == begin) {
-          total[c] = part;
+          total[c] = part[c];
         } else {
-          total[c].join(static_cast<double>(r - begin), part, count);
+          total[c].join(static_cast<double>(r - begin), part[c], static_cast<double>(stop - r));
         }
       }
     }
-    for (int c = 0; c < width; ++c) partials[chunk * problem.columns + first + c] = total[c];
+  }
+
+ private:
+  /// Of rows that share the value from which differences are taken: that of the first of them.
+  KOKKOS_FUNCTION void reduce_rows(index_type begin, index_type end, index_type first, int width,
+                                   Moments (&part)[block]) const {
+    double shift[block], sum[block] = {}, squares[block] = {};
+    const auto add = [&](int c, double value) {
+      const double difference = value - shift[c];
+      sum[c] += difference;
+      squares[c] += difference * difference;
+    };
+    index_type i = begin;
+    if constexpr (block == 1) {
+      // A batch of loads is under way while the one before it is added.
+      constexpr int batch = 16;
+      if (end - begin >= batch && problem.transform_of_all_rows_is_one()) {
+        const auto row = problem.transform.at_row(0);
+        typename Problem::In raw[batch];
+        const auto load = [&] {
+          for (int k = 0; k < batch; ++k) raw[k] = problem.element(i + k, first);
+        };
+        load();
+        shift[0] = problem.transformed_element(row, raw[0], first);
+        for (; i + batch <= end;) {
+          typename Problem::In now[batch];
+          for (int k = 0; k < batch; ++k) now[k] = raw[k];
+          i += batch;
+          if (i + batch <= end) load();
+          for (int k = 0; k < batch; ++k) add(0, problem.transformed_element(row, now[k], first));
+        }
+      }
+    }
+    if (i == begin) {
+      const auto row = problem.transform.at_row(begin);
+      for (int c = 0; c < width; ++c) shift[c] = problem.value(row, begin, first + c);
+    }
+    for (; i < end; ++i) {
+      const auto row = problem.transform.at_row(i);
+      for (int c = 0; c < width; ++c) add(c, problem.value(row, i, first + c));
+    }
+    const double count = static_cast<double>(end - begin);
+    const auto row = problem.transform.at_row(0);
+    for (int c = 0; c < width; ++c) {
+      const double mean = sum[c] / count;
+      const double rest = squares[c] - sum[c] * mean;
+      part[c] = {(shift[c] - problem.value(row, 0, first + c)) + mean, rest < 0 ? 0 : rest};
+    }
   }
 };
 
@@ -145,25 +154,25 @@ struct SplitMean {
   double value, rest;
 };
 
-/// Second launch: joins the chunks of a column and hands (column, mean, sum of squared differences) on.
+/// Joins the chunks of a column and hands (column, mean, sum of squared differences) on.
 template <class Problem, class Sink>
-struct JoinColumns {
+struct JoinChunks {
   Problem problem;
-  const Moments* partials;
   index_type chunk_rows;
   Sink sink;
 
-  KOKKOS_FUNCTION void operator()(index_type column) const {
+  /// `partials` are those of the first chunk, `distance` from each to the next.
+  KOKKOS_FUNCTION void operator()(index_type column, const Moments* partials, index_type distance) const {
     const index_type chunks = ceil_div(problem.rows, chunk_rows);
     const double last = static_cast<double>(problem.rows - (chunks - 1) * chunk_rows);
     const auto count = [&](index_type chunk) {
       return chunk + 1 < chunks ? static_cast<double>(chunk_rows) : last;
     };
     double sum = 0;
-    for (index_type c = 0; c < chunks; ++c) sum += count(c) * partials[c * problem.columns + column].mean;
+    for (index_type c = 0; c < chunks; ++c) sum += count(c) * partials[c * distance].mean;
     Moments total{sum / static_cast<double>(problem.rows), 0};
     for (index_type c = 0; c < chunks; ++c) {
-      const Moments part = partials[c * problem.columns + column];
+      const Moments part = partials[c * distance];
       const double difference = part.mean - total.mean;
       total.squares += part.squares + count(c) * (difference * difference);
     }
@@ -174,16 +183,72 @@ struct JoinColumns {
   }
 };
 
-/// Launches without the staging buffer that Kokkos has for large functors (see launch_teams).
-template <class Exec, class Functor>
-void launch_range(const Exec& exec, const std::string& label, index_type count, const Functor& functor) {
-  static_assert(sizeof(Functor) < 3800,
-                "KokkosSoftmax: the transform is too large for the arguments of a kernel");
-  const Kokkos::RangePolicy<Exec, Kokkos::IndexType<index_type>> policy(exec, 0, count);
-  Kokkos::parallel_for(
-      label, Kokkos::Experimental::require(policy, Kokkos::Experimental::WorkItemProperty::HintLightWeight),
-      functor);
-}
+/// First of two launches: a work item has a chunk of `block` columns.
+template <class Exec, class Problem>
+struct ReduceColumns {
+  static constexpr int block = ColumnStatisticsPlan<Exec>::block;
+  ChunkOfColumns<Exec, Problem> chunk_of;
+  Moments* partials;  ///< chunks x columns
+
+  KOKKOS_FUNCTION void operator()(index_type item) const {
+    const index_type columns = chunk_of.problem.columns, blocks = ceil_div(columns, block);
+    const index_type chunk = item / blocks, first = (item - chunk * blocks) * block;
+    const int width = static_cast<int>(Kokkos::min<index_type>(block, columns - first));
+    Moments total[block];
+    chunk_of.reduce(chunk, first, width, total);
+    for (int c = 0; c < width; ++c) partials[chunk * columns + first + c] = total[c];
+  }
+};
+
+/// Second launch.
+template <class Problem, class Sink>
+struct JoinColumns {
+  JoinChunks<Problem, Sink> join;
+  const Moments* partials;
+
+  KOKKOS_FUNCTION void operator()(index_type column) const {
+    join(column, partials + column, join.problem.columns);
+  }
+};
+
+/// Both in one launch, for a device and few chunks: a team has some neighbouring columns, a lane each, and
+/// its threads share their chunks. The same bits as in two launches.
+template <class Exec, class Problem, class Sink>
+struct ReduceAndJoinColumns {
+  static constexpr int lanes = 32, most_threads = 8;
+  using Bounds = Kokkos::LaunchBounds<lanes * most_threads, 2>;
+  ChunkOfColumns<Exec, Problem> chunk_of;
+  Sink sink;
+
+  /// More chunks have too few threads in this form, unless many columns make up for it.
+  static bool is_faster(index_type chunks, index_type columns) {
+    return chunks <= (columns < 4096 ? 16 : 64);
+  }
+  static std::size_t team_scratch(index_type chunks) {
+    return static_cast<std::size_t>(chunks) * lanes * sizeof(Moments) + alignof(Moments);
+  }
+
+  KOKKOS_FUNCTION void operator()(const typename Kokkos::TeamPolicy<Exec>::member_type& team) const {
+    const Problem& problem = chunk_of.problem;
+    const index_type first = static_cast<index_type>(team.league_rank()) * lanes;
+    const int width = static_cast<int>(Kokkos::min<index_type>(lanes, problem.columns - first));
+    const index_type chunks = ceil_div(problem.rows, chunk_of.chunk_rows);
+    auto* partials = static_cast<Moments*>(team.team_scratch(0).get_shmem_aligned(
+        static_cast<int>(chunks * lanes * sizeof(Moments)), alignof(Moments)));
+    for (index_type chunk = team.team_rank(); chunk < chunks; chunk += team.team_size()) {
+      Kokkos::parallel_for(Kokkos::ThreadVectorRange(team, width), [&](int lane) {
+        Moments total[1];
+        chunk_of.reduce(chunk, first + lane, 1, total);
+        partials[chunk * lanes + lane] = total[0];
+      });
+    }
+    team.team_barrier();
+    if (team.team_rank() != 0) return;
+    const JoinChunks<Problem, Sink> join{problem, chunk_of.chunk_rows, sink};
+    Kokkos::parallel_for(Kokkos::ThreadVectorRange(team, width),
+                         [&](int lane) { join(first + lane, partials + lane, lanes); });
+  }
+};
 
 template <class Exec>
 std::size_t column_statistics_bytes(index_type rows, index_type columns) {
@@ -195,11 +260,22 @@ template <class Exec, class Problem, class Sink>
 void run_column_statistics(const Exec& exec, const std::string& label, const Problem& problem,
                            Moments* partials, const Sink& sink) {
   using Plan = ColumnStatisticsPlan<Exec>;
-  const index_type chunk_rows = Plan::chunk_rows(problem.rows);
-  launch_range(exec, label + "::reduce", Plan::chunks(problem.rows) * ceil_div(problem.columns, Plan::block),
-               ReduceColumns<Exec, Problem>{problem, partials, chunk_rows});
+  const index_type chunk_rows = Plan::chunk_rows(problem.rows), chunks = Plan::chunks(problem.rows);
+  const ChunkOfColumns<Exec, Problem> chunk_of{problem, chunk_rows};
+  if constexpr (!runs_on_host_v<Exec>) {
+    using OneLaunch = ReduceAndJoinColumns<Exec, Problem, Sink>;
+    if (OneLaunch::is_faster(chunks, problem.columns)) {
+      launch_teams<typename OneLaunch::Bounds>(
+          exec, label, ceil_div(problem.columns, OneLaunch::lanes),
+          static_cast<int>(std::min<index_type>(chunks, OneLaunch::most_threads)), OneLaunch::lanes,
+          OneLaunch::team_scratch(chunks), OneLaunch{chunk_of, sink});
+      return;
+    }
+  }
+  launch_range(exec, label + "::reduce", chunks * ceil_div(problem.columns, Plan::block),
+               ReduceColumns<Exec, Problem>{chunk_of, partials});
   launch_range(exec, label + "::join", problem.columns,
-               JoinColumns<Problem, Sink>{problem, partials, chunk_rows, sink});
+               JoinColumns<Problem, Sink>{{problem, chunk_rows, sink}, partials});
 }
 
 }  // namespace KokkosSoftmax::impl

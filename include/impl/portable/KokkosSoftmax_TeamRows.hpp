@@ -8,6 +8,7 @@
 #ifndef KOKKOSSOFTMAX_TEAMROWS_HPP
 #define KOKKOSSOFTMAX_TEAMROWS_HPP
 
+#include <impl/portable/KokkosSoftmax_Launch.hpp>
 #include <impl/portable/KokkosSoftmax_RowBlocks.hpp>
 
 #include <string>
@@ -57,30 +58,10 @@ struct TeamRowsPlan {
   }
 };
 
-/// Four teams of 256 threads (or as many threads in other teams) on a multiprocessor hide the latency of
-/// memory; the bound keeps the compiler to the registers that allow them.
-using TeamBounds = Kokkos::LaunchBounds<1024, 1>;
-
 inline int bits_of_power_of_two(int n) {
   int bits = 0;
   while ((1 << bits) < n) ++bits;
   return bits;
-}
-
-template <class Functor, class Exec>
-void launch_teams(const Exec& exec, const std::string& label, index_type league, int threads, int lanes,
-                  std::size_t team_scratch, const Functor& functor) {
-  // More would not fit a kernel's arguments; 512 and more would travel through Kokkos' one staging buffer,
-  // with a wait that a graph capture refuses, but for the hint.
-  static_assert(sizeof(Functor) < 3800,
-                "KokkosSoftmax: the transform is too large for the arguments of a kernel");
-  using Policy = Kokkos::TeamPolicy<Exec, TeamBounds>;
-  // At least one team, so that a call over no rows loads the kernel: that is how reserve() warms it.
-  Policy policy(exec, static_cast<int>(std::max<index_type>(league, 1)), threads, lanes);
-  if (team_scratch) policy.set_scratch_size(0, Kokkos::PerTeam(static_cast<int>(team_scratch)));
-  Kokkos::parallel_for(
-      label, Kokkos::Experimental::require(policy, Kokkos::Experimental::WorkItemProperty::HintLightWeight),
-      functor);
 }
 
 /// Reduces and writes columns of one row with the lanes of a nested range.
