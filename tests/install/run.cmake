@@ -65,7 +65,10 @@ endfunction()
 set(quickly -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DKokkosSoftmax_WARNINGS_AS_ERRORS=OFF)
 
 if(KIND STREQUAL "subdirectory")
-  consume("-DCONSUMER_SUBDIRECTORY=${SOURCE_DIR}" "-DCONSUMER_KOKKOS_SOURCES=${KOKKOS_SOURCES}" ${DEPENDENCIES} ${quickly})
+  # The consumer compiles the kernels that it calls.
+  consume("-DCONSUMER_SUBDIRECTORY=${SOURCE_DIR}" "-DCONSUMER_KOKKOS_SOURCES=${KOKKOS_SOURCES}" ${DEPENDENCIES}
+          -DKokkosSoftmax_COMPILED_BACKENDS=NONE ${quickly}
+  )
   file(REMOVE_RECURSE "${WORK_DIR}")
   return()
 endif()
@@ -87,7 +90,7 @@ if(KIND STREQUAL "rebuilt_package")
 endif()
 file(RENAME "${WORK_DIR}/installed" "${WORK_DIR}/moved")
 check_names_no("${WORK_DIR}/moved" "${build_dir}" "${WORK_DIR}/installed")
-consume("-DCMAKE_PREFIX_PATH=${WORK_DIR}/moved")
+consume("-DCMAKE_PREFIX_PATH=${WORK_DIR}/moved" ${quickly})
 if(C)
   consume_from_c("-DCMAKE_PREFIX_PATH=${WORK_DIR}/moved")
 endif()

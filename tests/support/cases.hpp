@@ -23,6 +23,7 @@
 
 #include "buffers.hpp"
 #include "random.hpp"
+#include "shared_kernels.hpp"
 
 namespace tests {
 
