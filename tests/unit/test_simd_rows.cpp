@@ -334,9 +334,9 @@ bool differs(const T& a, const T& b) {
   const bool nan = a != a && b != b;  // of either sign
   return !nan && std::memcmp(&a, &b, sizeof(T)) != 0;
 }
-// Fewer neighbours than a vector has lanes: blocks of columns share vectors, in runs of one slab or of many.
-// The bits are those of the same rows among 17 neighbours; with -inf, +inf and NaN among the logits; wherever
-// padding puts columns and slabs, in place or not, and no byte of the padding changes.
+// Few neighbours: blocks of columns share vectors, in runs of one slab or of many. The bits are those of the
+// same rows among more neighbours; with -inf, +inf and NaN among the logits; wherever padding puts columns
+// and slabs, in place or not, and no byte of the padding changes.
 template <class T>
 void check_few_neighbours(const Exec& exec, Operation operation, bool in_place) {
   using Thin = Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space>;
@@ -351,13 +351,16 @@ void check_few_neighbours(const Exec& exec, Operation operation, bool in_place) 
     all.push_back({3, 2047, width});
     all.push_back({width < 3 ? 19 : 3, 4131, width});
   }
+  for (const std::int64_t width : {21, 32, 63}) {
+    for (const std::int64_t columns : {35, 2100}) all.push_back({3, columns, width});
+  }
   for (const Extents& e : all) {
     for (const std::int64_t padding : {0, 3}) {
       const std::int64_t distance = e.width + padding, slab = e.columns * distance + 2 * padding;
-      const std::int64_t size = e.slabs * slab;
+      const std::int64_t size = e.slabs * slab, many = e.width < 17 ? 17 : 64;
       const Kokkos::View<T*, Exec::memory_space> x("x", size + 1), y("y", size + 1);
       const Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space> lse("lse", e.slabs, e.width);
-      const Kokkos::View<T*, Exec::memory_space> lse_alone("lse_alone", 17);
+      const Kokkos::View<T*, Exec::memory_space> lse_alone("lse_alone", many);
       Random random(9);
       for (std::int64_t i = 0; i < size; ++i) {
         x(i) = T(static_cast<float>(random.uniform(-9, 9)));
@@ -377,11 +380,11 @@ void check_few_neighbours(const Exec& exec, Operation operation, bool in_place) 
       if (!in_place) std::copy(kept.begin(), kept.end(), out);
       const Kokkos::LayoutStride layout(e.slabs, slab, e.columns, distance, e.width, 1);
       call(operation, exec, Slabs(x.data(), layout), Slabs(out, layout), lse, 1);
-      const Thin thin("thin", e.columns, 17), alone("alone", e.columns, 17);
+      const Thin thin("thin", e.columns, many), alone("alone", e.columns, many);
       std::int64_t different = 0;
       for (std::int64_t s = 0; s<e.slabs; s += e.slabs> 3 ? 13 : 1) {
         for (std::int64_t c = 0; c < e.columns; ++c)
-          for (std::int64_t r = 0; r < 17; ++r)
+          for (std::int64_t r = 0; r < many; ++r)
             thin(c, r) = logits[static_cast<std::size_t>(at(s, c, r % e.width))];
         call(operation, exec, thin, alone, lse_alone, 0);
         for (std::int64_t r = 0; r < e.width; ++r) {
@@ -410,6 +413,62 @@ TEST_F(SimdRows, FewNeighboursGiveTheBitsOfMany) {
       check_few_neighbours<ks::half_t>(exec, operation, in_place);
       check_few_neighbours<ks::bhalf_t>(exec, operation, in_place);
     }
+  }
+}
+
+// Rows that are neighbours in x alone, or in neither, have the bits that they have where they are neighbours
+// in y, too.
+template <class T>
+void check_layouts(const Exec& exec, Operation operation) {
+  using Strided =
+      Kokkos::View<T**, Kokkos::LayoutStride, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  const Kokkos::View<T*, Exec::memory_space> lse("lse", 0);
+  for (const std::int64_t columns : {1, 10, 33, 100, 2100}) {
+    for (const std::int64_t rows : {5, 70, 300}) {
+      const std::int64_t size = columns * rows;
+      const Kokkos::LayoutStride layouts[] = {Kokkos::LayoutStride(columns, rows, rows, 1),
+                                              Kokkos::LayoutStride(columns, 1, rows, columns),
+                                              Kokkos::LayoutStride(columns, 2 * rows, rows, 2),
+                                              Kokkos::LayoutStride(columns, 2, rows, 2 * columns)};
+      const Kokkos::View<T*, Exec::memory_space> x("x", 2 * size), y("y", 2 * size),
+          expected("expected", size);
+      Random random(10);
+      const auto fill = [&](const Kokkos::LayoutStride& layout) {
+        random = Random(10);
+        const Strided logits(x.data(), layout);
+        for (std::int64_t c = 0; c < columns; ++c)
+          for (std::int64_t r = 0; r < rows; ++r) logits(c, r) = T(static_cast<float>(random.uniform(-9, 9)));
+      };
+      fill(layouts[0]);
+      const Strided result(expected.data(), layouts[0]);
+      call(operation, exec, Strided(x.data(), layouts[0]), result, lse, 0);
+      for (const auto& from : {layouts[0], layouts[2]}) {
+        fill(from);
+        for (const auto& to : layouts) {
+          Kokkos::deep_copy(y, T(-7.0f));
+          const Strided out(y.data(), to);
+          call(operation, exec, Strided(x.data(), from), out, lse, 0);
+          std::int64_t different = 0;
+          for (std::int64_t c = 0; c < columns; ++c) {
+            for (std::int64_t r = 0; r < rows; ++r) {
+              different += std::memcmp(&out(c, r), &result(c, r), sizeof(T)) != 0;
+              out(c, r) = T(-7.0f);
+            }
+          }
+          for (std::int64_t i = 0; i < 2 * size; ++i) different += static_cast<float>(y(i)) != -7.0f;
+          EXPECT_EQ(different, 0) << columns << " x " << rows << ", from a distance of " << from.stride[0]
+                                  << " to " << to.stride[0] << ' ' << ks::scalar_name<T>();
+        }
+      }
+    }
+  }
+}
+TEST_F(SimdRows, OtherLayoutsGiveTheBitsOfNeighbours) {
+  for (auto operation : {Operation::softmax, Operation::log_softmax}) {
+    check_layouts<float>(exec, operation);
+    check_layouts<double>(exec, operation);
+    check_layouts<ks::half_t>(exec, operation);
+    check_layouts<ks::bhalf_t>(exec, operation);
   }
 }
 

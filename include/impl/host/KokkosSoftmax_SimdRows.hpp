@@ -9,14 +9,15 @@
 /// its chunk. Whether the exponentials of a chunk wait in a cache for that factor or are computed once more,
 /// which thread has which chunk, and whether stores go past the caches is a matter of speed that moves no
 /// bits (KokkosSoftmax_SimdChunk.hpp, KokkosSoftmax_SimdRowWork.hpp). Where the axis is not contiguous,
-/// vectors run across neighbouring rows (KokkosSoftmax_SimdTile.hpp), and across blocks of a few of them
-/// (KokkosSoftmax_SimdRuns.hpp). This file decides who does what, and
-/// launches it.
+/// vectors run across neighbouring rows (KokkosSoftmax_SimdTile.hpp); where these are few, along the array
+/// that they are together (KokkosSoftmax_SimdDense.hpp), or else across blocks of them
+/// (KokkosSoftmax_SimdRuns.hpp). This file decides who does what, and launches it.
 
 #ifndef KOKKOSSOFTMAX_SIMDROWS_HPP
 #define KOKKOSSOFTMAX_SIMDROWS_HPP
 
 #include <impl/host/KokkosSoftmax_Cpu.hpp>
+#include <impl/host/KokkosSoftmax_SimdDense.hpp>
 #include <impl/host/KokkosSoftmax_SimdRowWork.hpp>
 #include <impl/host/KokkosSoftmax_SimdRuns.hpp>
 #include <impl/KokkosSoftmax_Scratch.hpp>
@@ -386,6 +387,10 @@ struct SimdRows {
   static void run_tiles(const Exec& exec, const Problem& problem) {
     const Call<Problem> call(exec, problem);
     const SimdTiles tiles = SimdTiles::of(problem, call.threads, HostCaches::longest_stage(call.threads));
+    if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity> &&
+                  operation != Operation::logsumexp) {
+      if (tiles.dense) return launch_tiles<operation, SimdDense<Problem, operation>>(exec, call, tiles);
+    }
     if (tiles.wide) {
       launch_tiles<operation, SimdTile<Problem, operation>>(exec, call, tiles);
     } else {

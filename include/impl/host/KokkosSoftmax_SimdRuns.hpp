@@ -26,6 +26,7 @@ namespace KokkosSoftmax::impl {
 template <int bytes, bool parts>
 void copy_units(const char* from, index_type from_distance, char* to, index_type to_distance, int count,
                 int rest) {
+#pragma GCC unroll 4
   for (int i = 0; i < count; ++i, from += from_distance, to += to_distance) {
     char first[bytes], last[bytes];
     std::memcpy(first, from, bytes);
@@ -93,7 +94,8 @@ int transpose_units(char* const* rows, char* columns, index_type distance, int c
 #endif
 
 /// Moves units between runs of `count` of them, at a distance of `run_distance`, and columns of units side by
-/// side, at a distance of `distance`, a few runs at a time.
+/// side, at a distance of `distance`, a few runs at a time: runs whose units continue each other are one run
+/// of larger units.
 template <bool back>
 class UnitMover {
  public:
@@ -101,40 +103,55 @@ class UnitMover {
       : columns_(columns), distance_(distance), run_distance_(run_distance), size_(size), count_(count) {
     copy_ = copy_of_units(size, rest_);
 #if defined(__AVX2__)
-    const bool transposes = run_distance == size && (size == 2 || size == 4 || size == 8);
-    at_once_ = transposes ? 16 / size : 1;
+    transposes_ = run_distance == size && count > 1 && (size == 2 || size == 4 || size == 8);
 #endif
+    at_once_ = (transposes_ ? 16 : 64) / size;
   }
   /// The next run.
   void add(char* run) {
-    runs_[waiting_++] = run;
-    if (waiting_ == at_once_) finish();
+    if (waiting_ > 0 && !transposes_ && run != runs_[0] + waiting_ * size_) finish();
+    if (transposes_ || waiting_ == 0) runs_[waiting_] = run;
+    if (++waiting_ == at_once_) finish();
   }
   void finish() {
+    if (waiting_ == 0) return;
+    if (!transposes_) {
+      move(runs_[0], 0, waiting_ * size_);
+      waiting_ = 0;
+      return;
+    }
     int done = 0;
 #if defined(__AVX2__)
-    if (waiting_ == at_once_ && at_once_ > 1) {
+    if (waiting_ == at_once_) {
       done = at_once_ == 2   ? transpose_units<2, back>(runs_, columns_, distance_, count_)
              : at_once_ == 4 ? transpose_units<4, back>(runs_, columns_, distance_, count_)
                              : transpose_units<8, back>(runs_, columns_, distance_, count_);
     }
 #endif
-    for (int i = 0; i < waiting_; ++i, columns_ += size_) {
-      char *run = runs_[i] + done * run_distance_, *column = columns_ + done * distance_;
-      if (back) {
-        copy_(column, distance_, run, run_distance_, count_ - done, rest_);
-      } else {
-        copy_(run, run_distance_, column, distance_, count_ - done, rest_);
-      }
-    }
+    for (int i = 0; i < waiting_; ++i) move(runs_[i], done, size_);
     waiting_ = 0;
   }
 
  private:
+  /// Of a run, but for the first `done`.
+  void move(char* run, int done, int size) {
+    int rest = rest_;
+    const CopyUnits copy = size == size_ ? copy_ : copy_of_units(size, rest);
+    char* column = columns_ + done * distance_;
+    run += done * run_distance_;
+    if (back) {
+      copy(column, distance_, run, run_distance_, count_ - done, rest);
+    } else {
+      copy(run, run_distance_, column, distance_, count_ - done, rest);
+    }
+    columns_ += size;
+  }
+
   char* columns_;
   index_type distance_, run_distance_;
   CopyUnits copy_;
-  int size_, rest_, count_, at_once_ = 1, waiting_ = 0;
+  int size_, rest_, count_, at_once_, waiting_ = 0;
+  bool transposes_ = false;
   char* runs_[8];
 };
 
@@ -175,6 +192,7 @@ class SimdRuns : SimdLanes<Problem, operation> {
         transform_[i] = problem.transform.at_row(g.row(first * neighbours_ + i).index);
     }
     const auto distance = static_cast<index_type>(neighbours_);
+    across_ = neighbours_ == 1 && runs_ > 1;
     dense_ = identity && g.x_column_stride == distance && g.y_column_stride == distance;
   }
 
@@ -257,7 +275,7 @@ class SimdRuns : SimdLanes<Problem, operation> {
   }
 
   int lane(int run, int b) const {
-    const int at = b < whole_blocks_ ? run * whole_blocks_ + b : run;
+    const int at = b == whole_blocks_ ? run : across_ ? b * runs_ + run : run * whole_blocks_ + b;
     return (b < whole_blocks_ ? at / runs_of_group_ : whole_groups_ + at / runs_of_group_) * group +
            at % runs_of_group_ * neighbours_;
   }
@@ -271,12 +289,13 @@ class SimdRuns : SimdLanes<Problem, operation> {
     const int of_run = is_whole ? whole_blocks_ : 1;
     const int first = (is_whole ? g : g - whole_groups_) * runs_of_group_;
     const int last = std::min(first + runs_of_group_, runs_ * of_run);
-    int run = first / of_run, b = is_whole ? first % of_run : whole_blocks_;
-    for (int i = first; i < last; ++i) {
-      use(run, b);
-      if (!is_whole || ++b == whole_blocks_) {
-        ++run;
-        if (is_whole) b = 0;
+    const int of_line = across_ ? runs_ : of_run;
+    for (int i = first, line = first / of_line, at = first % of_line; i < last; ++i) {
+      const int run = across_ ? at : line, b = across_ ? line : at;
+      use(run, is_whole ? b : whole_blocks_);
+      if (++at == of_line) {
+        ++line;
+        at = 0;
       }
     }
     return (last - first) * neighbours_;
@@ -290,8 +309,9 @@ class SimdRuns : SimdLanes<Problem, operation> {
   T* first_of(T* base, const index_type* offsets, index_type distance, int g) const {
     const bool is_whole = g < whole_groups_;
     const int first = (is_whole ? g : g - whole_groups_) * runs_of_group_;
-    const int run = is_whole ? first / whole_blocks_ : first,
-              b = is_whole ? first % whole_blocks_ : whole_blocks_;
+    const int of_line = across_ ? runs_ : is_whole ? whole_blocks_ : 1;
+    const int line = first / of_line, at = first % of_line;
+    const int run = across_ ? at : line, b = !is_whole ? whole_blocks_ : across_ ? line : at;
     return base + offsets[run] + (begin_ + b * block) * distance;
   }
 
@@ -309,6 +329,13 @@ class SimdRuns : SimdLanes<Problem, operation> {
 
   /// What each lane's row has.
   void spread(const Acc* of_row, Acc* of_lane) const {
+    if (across_) {
+      for (int b = 0; b < blocks(); ++b) {
+        Acc* to = of_lane + lane(0, b);
+        for (int l = 0; l < runs_; l += w) Ops::store(to + l, Ops::load(of_row + l));
+      }
+      return;
+    }
     for (int g = 0; g < groups_; ++g) {
       Acc* to = of_lane + g * group;
       for_each_run(g, [&](int run, int) {
@@ -381,7 +408,7 @@ class SimdRuns : SimdLanes<Problem, operation> {
       }
       if (any_infinite_) note_infinite(g, v, max);
       NextGroup next{v + distance, v};
-      if (x_distance() == neighbours_)
+      if (!across_ && x_distance() == neighbours_)
         next.x = first_of(problem_.x, x_offset_, x_distance(), g) + runs_of_group_ * block * neighbours_;
       for (int l = 0; l < lanes; l += w) {
         constexpr bool keep = operation == Operation::softmax;
@@ -411,8 +438,10 @@ class SimdRuns : SimdLanes<Problem, operation> {
   /// Of each row, over its blocks in order.
   void join_blocks(const Acc* maxima, const Acc* sums) {
     const int count = blocks();
-    for (int run = 0; run < runs_; ++run) {
-      for (int l = 0; l < neighbours_; l += w) {
+    // Lanes that follow the rows are one run.
+    const int runs = across_ ? 1 : runs_, side = across_ ? runs_ : neighbours_;
+    for (int run = 0; run < runs; ++run) {
+      for (int l = 0; l < side; l += w) {
         Vector max = Ops::load(maxima + lane(run, 0) + l);
         for (int b = 1; b < count; ++b) max = Ops::larger(Ops::load(maxima + lane(run, b) + l), max);
         Ops::store(max_ + run * neighbours_ + l, max);
@@ -423,8 +452,8 @@ class SimdRuns : SimdLanes<Problem, operation> {
       const Vector difference = Ops::load(maxima + l) - Ops::load(max_of_lane_ + l);
       Ops::store(factor_of_lane_ + l, exp_of_vector_difference<Ops>(difference));
     }
-    for (int run = 0; run < runs_; ++run) {
-      for (int l = 0; l < neighbours_; l += w) {
+    for (int run = 0; run < runs; ++run) {
+      for (int l = 0; l < side; l += w) {
         CompensatedVector<Acc> sum;
         for (int b = 0; b < count; ++b) {
           const int at = lane(run, b) + l;
@@ -508,22 +537,12 @@ class SimdRuns : SimdLanes<Problem, operation> {
     for_each_run(g, [&](int, int) { mover.add(std::exchange(at, at + bytes)); });
     mover.finish();
     at = waiting;
-    for_each_run(
-        g, [&](int run, int b) { stream_bytes(output_of(run, b), std::exchange(at, at + bytes), bytes); });
+    for_each_run(g, [&](int run, int b) {
+      Lanes::stream_bytes(output_of(run, b), std::exchange(at, at + bytes), bytes);
+    });
   }
   char* output_of(int run, int b) const {
     return reinterpret_cast<char*>(problem_.y + y_offset_[run] + (begin_ + b * block) * y_distance());
-  }
-
-  static void stream_bytes(char* to, const char* from, int count) {
-    const int head = std::min(count, static_cast<int>(-reinterpret_cast<std::uintptr_t>(to) % 64));
-    int i = head;
-    if (head > 0) std::memcpy(to, from, static_cast<std::size_t>(head));
-    for (; i + 64 <= count; i += 64) {
-      announce_next_page(to + i, 64);
-      Ops::stream_line(to + i, from + i);
-    }
-    if (i < count) std::memcpy(to + i, from + i, static_cast<std::size_t>(count - i));
   }
 
   /// Columns that continue each other in x and y: as they lie there, beside what their rows have, repeated.
@@ -553,6 +572,8 @@ class SimdRuns : SimdLanes<Problem, operation> {
 
   const Problem& problem_;
   bool stream_, dense_, any_infinite_ = false;
+  bool across_;  ///< lanes follow the rows, which may be neighbours in x or in y, before they follow the
+                 ///< blocks
   int neighbours_, runs_, rows_, state_lanes_, runs_of_group_;
   index_type begin_ = 0, columns_ = 0;
   int whole_blocks_ = 0, rest_ = 0, whole_groups_ = 0, groups_ = 0;

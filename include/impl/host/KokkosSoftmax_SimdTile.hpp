@@ -3,7 +3,8 @@
 
 /// \file
 /// Rows side by side: the axis is not contiguous, a lane has a row, and a tile of neighbouring rows goes
-/// through the columns together. (Few neighbours: KokkosSoftmax_SimdRuns.hpp.)
+/// through the columns together. (Few neighbours: KokkosSoftmax_SimdDense.hpp and
+/// KokkosSoftmax_SimdRuns.hpp.)
 
 #ifndef KOKKOSSOFTMAX_SIMDTILE_HPP
 #define KOKKOSSOFTMAX_SIMDTILE_HPP
@@ -35,6 +36,10 @@ struct SimdTilePlan {
   static constexpr index_type chunk = 1024;
   static_assert(chunk % block == 0);
 
+  /// Neighbours of which a run is an array of its own: one or two would leave vectors half empty, of more a
+  /// whole row's exponentials might not fit.
+  static constexpr int fewest_of_dense = 3, most_of_dense = 2 * fewest_lanes - 1;
+
   static index_type chunks(index_type columns) {
     return columns <= longest_staged ? 1 : ceil_div(columns, chunk);
   }
@@ -45,7 +50,7 @@ struct SimdTilePlan {
   static_assert(longest_staged >= chunk);
   static std::size_t scratch_bytes(index_type columns, std::size_t stage_bytes) {
     const auto whole =
-        static_cast<std::size_t>(blocks(std::min(columns, longest_staged)) * block * most_lanes);
+        static_cast<std::size_t>(blocks(std::min(columns, longest_staged)) * block * (most_lanes + width));
     return partials * sizeof(Acc) + std::min(stage_bytes, whole * sizeof(Acc));
   }
 };
@@ -58,6 +63,7 @@ struct SimdTiles {
   index_type of_inner;  ///< wide: tiles of neighbours
   int runs = 1;         ///< else: runs of neighbours in a tile
   index_type count;
+  bool dense = false;  ///< a tile is a run of few neighbours whose columns continue each other in x and y
 
   template <class Problem>
   static SimdTiles of(const Problem& problem, int concurrency, std::size_t stage_bytes) {
@@ -70,6 +76,17 @@ struct SimdTiles {
                           (g.y_stride[fastest] == 1 || problem.operation == Operation::logsumexp);
     tiles.inner = adjacent ? g.extent[fastest] : 1;
     tiles.wide = tiles.inner >= Plan::fewest_lanes / 2;
+    if (std::is_same_v<typename Problem::Transform, BoundIdentity> &&
+        problem.operation != Operation::logsumexp && g.x_column_stride == tiles.inner &&
+        g.y_column_stride == tiles.inner && tiles.inner >= Plan::fewest_of_dense &&
+        tiles.inner <= Plan::most_of_dense && g.columns * tiles.inner >= Plan::group * 4 &&
+        (g.rows / tiles.inner * Plan::chunks(g.columns) >= concurrency ||
+         tiles.inner <= Plan::fewest_lanes)) {
+      tiles.dense = true;
+      tiles.lanes = static_cast<int>(tiles.inner);
+      tiles.count = g.rows / tiles.inner;
+      return tiles;
+    }
     if (!tiles.wide) {
       const index_type all = g.rows / tiles.inner;
       // Long rows: what the states of chunks have room for.
@@ -83,20 +100,25 @@ struct SimdTiles {
       tiles.count = ceil_div(all, tiles.runs);
       return tiles;
     }
-    index_type lanes = Plan::most_lanes, units = 1;
+    index_type most = Plan::most_lanes, units = 1;
     if (Plan::chunks(g.columns) == 1) {
-      lanes = std::min(lanes, static_cast<index_type>(stage_bytes / sizeof(Acc)) /
-                                  (Plan::blocks(g.columns) * Plan::block));
+      most = std::min(
+          most, static_cast<index_type>(stage_bytes / sizeof(Acc)) / (Plan::blocks(g.columns) * Plan::block) -
+                    Plan::width);
+      most = most / Plan::fewest_lanes * Plan::fewest_lanes;
     } else {
       units = Plan::chunks(g.columns);
     }
-    // Enough of them for all threads, but not so narrow that threads get into each other's way where their
-    // lines meet.
-    lanes = std::min(lanes, std::max<index_type>(ceil_div(g.rows * units, index_type(4) * concurrency),
-                                                 2 * Plan::fewest_lanes));
-    const int step = std::min(lanes, tiles.inner) >= Plan::group ? Plan::group : Plan::fewest_lanes;
-    lanes = std::min(lanes, tiles.inner + step - 1);
-    lanes = std::max<index_type>(lanes / step, 1) * step;
+    // Enough of them for all threads, but no more than that where they are so narrow that threads get into
+    // each other's way where their lines meet; of one size, so that none is left with a few rows.
+    const index_type all = g.rows * units;
+    const index_type enough =
+        std::max(ceil_div(all, index_type(4) * concurrency),
+                 std::min<index_type>(2 * Plan::fewest_lanes, ceil_div(all, index_type(concurrency))));
+    const index_type parts = std::max(ceil_div(tiles.inner, most), tiles.inner / std::min(enough, most));
+    const index_type part = ceil_div(tiles.inner, parts);
+    const int step = part >= Plan::group && most % Plan::group == 0 ? Plan::group : Plan::fewest_lanes;
+    const index_type lanes = (part + (parts > 1 && step == Plan::group ? step / 2 : step - 1)) / step * step;
     tiles.lanes = static_cast<int>(lanes);
     tiles.of_inner = ceil_div(tiles.inner, lanes);
     tiles.count = tiles.of_inner * (g.rows / tiles.inner);
@@ -176,6 +198,18 @@ class SimdLanes {
     return rounded_product_of_vectors<Ops>(sum, factor);
   }
 
+  /// `count` bytes past the caches, but for parts of lines at their ends.
+  static void stream_bytes(char* to, const char* from, int count) {
+    const int head = std::min(count, static_cast<int>(-reinterpret_cast<std::uintptr_t>(to) % 64));
+    int i = head;
+    if (head > 0) std::memcpy(to, from, static_cast<std::size_t>(head));
+    for (; i + 64 <= count; i += 64) {
+      announce_next_page(to + i, 64);
+      Ops::stream_line(to + i, from + i);
+    }
+    if (i < count) std::memcpy(to + i, from + i, static_cast<std::size_t>(count - i));
+  }
+
   /// [max, sum] of each lane over `count` of them, in order.
   static void merge(const Acc* states, int lanes, index_type count, index_type distance, Acc* max_of_row,
                     Acc* sum_of_row) {
@@ -221,6 +255,7 @@ class SimdTile : SimdLanes<Problem, operation> {
     padded_ = (lanes_ + w - 1) / w * w;
     group_ = std::min(padded_, Plan::group);
     groups_ = (padded_ + group_ - 1) / group_;
+    pitch_ = groups_ > 1 ? padded_ + w : padded_;
     const RowGeometry::Row row = problem.geometry.row(first);
     x_offset_ = row.x_offset;
     y_offset_ = row.y_offset;
@@ -330,13 +365,11 @@ class SimdTile : SimdLanes<Problem, operation> {
   /// blocks one after the other if `keep`.
   void reduce(index_type begin, index_type end, Acc* stage, bool keep, Acc* partials) {
     any_infinite_ = false;
-    index_type slot = 0;
     for (index_type b = begin; b < end; b += Plan::block, partials += 2 * padded_) {
       const int columns = static_cast<int>(std::min<index_type>(Plan::block, end - b));
       for (int g = 0; g < groups_; ++g) {
-        Acc* v = stage + slot;
-        if (keep) slot += Plan::block * group_;
         const int first = g * group_, last = std::min(first + group_, lanes_);
+        Acc* v = stage + (keep ? (b - begin) * pitch_ : 0) + first;
         load_block(b, columns, first, last, v, partials + first);
         // What comes next: the next lanes of these columns, or the next columns.
         NextColumns next{reinterpret_cast<const char*>(problem_.x + x_offset_), 0, 0, 0};
@@ -350,9 +383,9 @@ class SimdTile : SimdLanes<Problem, operation> {
           Acc* const max = partials + first + l;
           const auto add = [&](const auto& source) __attribute__((always_inline)) {
             if (keep) {
-              Lanes::template add_block<true>(source, v + l, group_, columns, max, max + padded_, next);
+              Lanes::template add_block<true>(source, v + l, pitch_, columns, max, max + padded_, next);
             } else {
-              Lanes::template add_block<false>(source, v + l, group_, columns, max, max + padded_, next);
+              Lanes::template add_block<false>(source, v + l, pitch_, columns, max, max + padded_, next);
             }
           };
           if (identity && l + w <= last - first) {
@@ -360,7 +393,7 @@ class SimdTile : SimdLanes<Problem, operation> {
           } else if (identity) {
             add(PartOfX{x_column(b) + first + l, problem_.geometry.x_column_stride, last - first - l});
           } else {
-            add(ColumnsOfStage{v + l, group_});
+            add(ColumnsOfStage{v + l, pitch_});
           }
         }
       }
@@ -405,7 +438,7 @@ class SimdTile : SimdLanes<Problem, operation> {
     } else {
       for (int k = 0; k < vectors; ++k) m[k] = Vector(-infinity_v<Acc>);
       for (int c = 0; c < columns; ++c) {
-        Acc* to = v + c * group_;
+        Acc* to = v + c * pitch_;
         load(begin + c, first, last, to);
         for (int k = 0; k < vectors; ++k) m[k] = Ops::larger(Ops::load(to + k * w), m[k]);
       }
@@ -448,27 +481,22 @@ class SimdTile : SimdLanes<Problem, operation> {
         const Vector m = Ops::load(partials + l) - Ops::load(max_ + l);
         Ops::store(partials + l, exp_of_vector_difference<Ops>(m) * Ops::load(sum_ + l));
       }
-      for (int g = 0; g < groups_; ++g, stage += Plan::block * group_) {
-        const int first = g * group_, last = std::min(first + group_, lanes_);
-        const Acc* factor = partials + first;
-        for (int c = 0; c < of_block; ++c) {
-          Acc* v = stage + c * group_;
-          if (fetch) fetch_for_writing(b + c + 8, first, last);
-          store(
-              StagedValues<Acc>{v}, b + c, first,
-              last, [&](const Vector& e, index_type l) __attribute__((always_inline)) {
-                return e * Ops::load(factor + l);
-              });
-        }
+      for (int c = 0; c < of_block; ++c, stage += pitch_) {
+        if (fetch) fetch_for_writing(b + c + 8);
+        store(
+            StagedValues<Acc>{stage},
+            b + c, [&](const Vector& e, index_type l) __attribute__((always_inline)) {
+              return e * Ops::load(partials + l);
+            });
       }
     }
   }
 
   /// A page a column: what the processor fetches of itself ends at a page.
-  KOKKOSSOFTMAX_HOST_FUNCTION void fetch_for_writing(index_type c, int begin, int end) const {
+  KOKKOSSOFTMAX_HOST_FUNCTION void fetch_for_writing(index_type c) const {
     const Out* y = problem_.y + y_offset_ +
                    std::min(c, problem_.geometry.columns - 1) * problem_.geometry.y_column_stride;
-    for (int l = begin; l < end; l += static_cast<int>(64 / sizeof(Out))) __builtin_prefetch(y + l, 1, 3);
+    for (int l = 0; l < lanes_; l += static_cast<int>(64 / sizeof(Out))) __builtin_prefetch(y + l, 1, 3);
   }
 
   /// Outputs from the logits, read once more.
@@ -486,26 +514,26 @@ class SimdTile : SimdLanes<Problem, operation> {
         }
       };
       if (identity) {
-        store(LogitsInMemory<Acc, In>{x_column(c)}, c, 0, lanes_, formula);
+        store(LogitsInMemory<Acc, In>{x_column(c)}, c, formula);
       } else {
         load(c, 0, lanes_, scratch);
-        store(StagedValues<Acc>{scratch}, c, 0, lanes_, formula);
+        store(StagedValues<Acc>{scratch}, c, formula);
       }
     }
   }
 
-  /// A column of the lanes [begin, end) from a source that starts at the first of them.
+  /// A column of outputs.
   template <class Source, class Formula>
-  KOKKOSSOFTMAX_HOST_FUNCTION void store(const Source& source, index_type c, int begin, int end,
-                                         const Formula& formula) {
+  KOKKOSSOFTMAX_HOST_FUNCTION void store(const Source& source, index_type c, const Formula& formula) {
     Out* y = problem_.y + c * problem_.geometry.y_column_stride;
-    chunk_write<Acc>(source, end - begin, y + y_offset_ + begin, stream_, formula);
+    chunk_write<Acc>(source, lanes_, y + y_offset_, stream_, formula);
   }
 
   const Problem& problem_;
   bool stream_, any_infinite_ = false;
   int lanes_, padded_;
   int group_, groups_;  ///< lanes of a group, groups of a tile
+  int pitch_;  ///< from column to column in scratch: no power of two, which would fill sets of a cache
   index_type x_offset_, y_offset_;
   std::conditional_t<identity, char, typename Problem::Transform::Row> transform_[identity ? 1 : most];
   alignas(64) Acc max_[most + w], sum_[most + w];

@@ -1,0 +1,304 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// Few rows side by side whose columns continue each other in x and in y: an array that is read and written
+/// as it lies there. Vectors go over pieces of four columns, as many as a row's sum has accumulators, so that
+/// every element stays in the lane of its accumulator; what the four have of a row is joined once a block.
+/// What a row does with its blocks is what a tile does with them (KokkosSoftmax_SimdTile.hpp), and so are its
+/// bits.
+
+#ifndef KOKKOSSOFTMAX_SIMDDENSE_HPP
+#define KOKKOSSOFTMAX_SIMDDENSE_HPP
+
+#include <impl/host/KokkosSoftmax_SimdTile.hpp>
+
+#include <algorithm>
+#include <cstring>
+
+namespace KokkosSoftmax::impl {
+
+/// A run of neighbouring rows (a tile has one).
+template <class Problem, Operation operation>
+class SimdDense : SimdLanes<Problem, operation> {
+  using Lanes = SimdLanes<Problem, operation>;
+  using Lanes::w;
+
+ public:
+  using Acc = typename Problem::Acc;
+  using In = typename Problem::In;
+  using Out = typename Problem::Out;
+  using Ops = SimdOps<Acc>;
+  using Vector = typename Ops::Vector;
+  using Plan = SimdTilePlan<Acc>;
+
+  SimdDense(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream)
+      : columns_(problem.geometry.columns),
+        stream_(stream),
+        neighbours_(static_cast<int>(tiles.inner)),
+        piece_(columns_of_piece * neighbours_),
+        blocks_of_strip_(std::max(1, most_of_strip / (block * neighbours_))) {
+    const RowGeometry::Row row = problem.geometry.row(tile * tiles.inner);
+    x_ = problem.x + row.x_offset;
+    y_ = problem.y + row.y_offset;
+  }
+
+  /// Rows that wait in `scratch` as a whole.
+  void whole(Acc* scratch) {
+    Acc *partials = scratch, *stage = scratch + Plan::partials;
+    reduce<operation == Operation::softmax>(0, columns_, stage, partials);
+    finish();
+    if constexpr (operation == Operation::softmax) {
+      write_staged(stage, factors(partials, Plan::blocks(columns_)));
+    } else {
+      write_logits(0, columns_);
+    }
+  }
+
+  /// [max of each row, sum of each row] of one chunk of long rows.
+  void reduce_chunk(index_type chunk, Acc* scratch, Acc* state) {
+    reduce<false>(chunk * Plan::chunk, std::min((chunk + 1) * Plan::chunk, columns_), nullptr, scratch);
+    std::memcpy(state, max_, static_cast<std::size_t>(neighbours_) * sizeof(Acc));
+    std::memcpy(state + neighbours_, sum_, static_cast<std::size_t>(neighbours_) * sizeof(Acc));
+  }
+
+  void join(const Acc* states, index_type chunks, index_type distance) {
+    Lanes::merge(states, neighbours_, chunks, distance, max_, sum_);
+  }
+
+  /// From the sums to what the last formula takes.
+  void finish() {
+    if constexpr (operation == Operation::softmax) {
+      for (int l = 0; l < neighbours_; l += w)
+        Ops::store(sum_ + l, Lanes::factor_of_sum(Ops::load(sum_ + l)));
+    } else {
+      for (int l = 0; l < neighbours_; ++l)
+        sum_[l] = RowResult<Acc>(operation, MaxSum<Acc>{max_[l], sum_[l]}).log_sum;
+    }
+  }
+
+  void write_chunk(index_type chunk, Acc*) {
+    write_logits(chunk * Plan::chunk, std::min((chunk + 1) * Plan::chunk, columns_));
+  }
+
+ private:
+  static constexpr int block = Plan::block, columns_of_piece = 4;
+  static_assert(block % columns_of_piece == 0);
+  static constexpr int most = Plan::most_of_dense;
+  /// Elements that go through one step after the other: each step's results are long there when the next one
+  /// takes them.
+  static constexpr int most_of_strip = block * most;
+  /// Columns that are written in one go, of as many rows as a tile may have.
+  static constexpr int columns_of_write = block;
+
+  int columns_of(index_type b, index_type columns) const {
+    return static_cast<int>(std::min<index_type>(block, columns - b * block));
+  }
+  /// From what a block has in `between_` to that of the next one.
+  int pitch() const { return piece_ + w; }
+
+  /// `partials` has a block's maxima, sums and factors, in this order, of each row.
+  index_type size_of_partials(index_type blocks) const {
+    return (blocks + columns_of_piece) * neighbours_ + w;
+  }
+  Acc* factors(Acc* partials, index_type blocks) const { return partials + 2 * size_of_partials(blocks); }
+
+  /// use(at) for vectors that cover a piece: the last one overlaps the one before, if there is one.
+  template <class Use>
+  KOKKOSSOFTMAX_HOST_FUNCTION void for_each_vector(const Use& use) const {
+    const int last = piece_ - w;
+    for (int at = 0; at < last; at += w) use(at);
+    use(std::max(last, 0));
+  }
+  /// use(element, count) for what a vector that begins `at` covers of each piece in order.
+  template <class Use>
+  KOKKOSSOFTMAX_HOST_FUNCTION void for_each_piece(int at, int columns, const Use& use) const {
+    const int pieces = columns / columns_of_piece, rest = columns % columns_of_piece * neighbours_ - at;
+    const int piece = piece_;
+    index_type i = at;
+    if (piece >= w) {
+      for (int k = 0; k < pieces; ++k, i += piece) use(i, w);
+    } else {
+      for (int k = 0; k < pieces; ++k, i += piece) use(i, piece);
+    }
+    if (rest > 0) use(i, std::min(rest, w));
+  }
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector load(const T* p, int count) {
+    return count == w ? Ops::load(p) : Ops::load_part(p, count, -infinity_v<Acc>);
+  }
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static void store(T* p, const Vector& v, int count) {
+    count == w ? Ops::store(p, v) : Ops::store_part(p, v, count);
+  }
+
+  /// to[i] = of_row(l) for each column of a piece.
+  template <class OfRow>
+  KOKKOSSOFTMAX_HOST_FUNCTION void repeat(Acc* to, const OfRow& of_row) const {
+    for (int j = 0; j < columns_of_piece; ++j, to += neighbours_)
+      for (int l = 0; l < neighbours_; l += w) Ops::store(to + l, of_row(l));
+  }
+
+  /// Maxima and sums of the rows over these columns; the exponentials are left in `stage` if `keep`.
+  template <bool keep>
+  void reduce(index_type begin, index_type end, Acc* stage, Acc* partials) {
+    const index_type columns = end - begin, blocks = Plan::blocks(columns);
+    const index_type size_of_block = block * neighbours_, strip = blocks_of_strip_ * size_of_block;
+    Acc *const maxima = partials, *const sums = partials + size_of_partials(blocks);
+    const In* x = x_ + begin * neighbours_;
+    for (index_type first = 0; first < blocks; first += blocks_of_strip_) {
+      const index_type last = std::min(first + blocks_of_strip_, blocks);
+      Acc* between = between_;
+      for (index_type b = first; b < last; ++b, between += pitch()) {
+        const In* of_block = x + b * size_of_block;
+        for_each_vector([&](int at) __attribute__((always_inline)) {
+          Vector m(-infinity_v<Acc>);
+          for_each_piece(
+              at, columns_of(b, columns), [&](index_type i, int count) __attribute__((always_inline)) {
+                m = Ops::larger(load(of_block + i, count), m);
+              });
+          Ops::store(between + at, m);
+        });
+      }
+      between = between_;
+      for (index_type b = first; b < last; ++b, between += pitch()) {
+        Acc* const max = maxima + b * neighbours_;
+        for (int l = 0; l < neighbours_; l += w) {
+          const auto of = [&](int j) { return Ops::load(between + j * neighbours_ + l); };
+          Ops::store(max + l,
+                     Lanes::finite(Ops::larger(Ops::larger(of(0), of(1)), Ops::larger(of(2), of(3)))));
+        }
+        repeat(between, [&](int l) { return Ops::load(max + l); });
+      }
+      between = between_;
+      Acc* sum_between = sum_between_;
+      for (index_type b = first; b < last; ++b, between += pitch(), sum_between += pitch()) {
+        const In* of_block = x + b * size_of_block;
+        Acc* const to = keep ? stage + b * size_of_block : nullptr;
+        for_each_vector([&](int at) __attribute__((always_inline)) {
+          const Vector max = Ops::load(between + at);
+          Vector sum(Acc(0));
+          for_each_piece(
+              at, columns_of(b, columns), [&](index_type i, int count) __attribute__((always_inline)) {
+                __builtin_prefetch(of_block + i + strip, 0, 2);
+                if constexpr (keep) __builtin_prefetch(to + i + strip, 1, 3);
+                const Vector e = exp_of_vector_difference<Ops>(load(of_block + i, count) - max);
+                if constexpr (keep) store(to + i, e, count);
+                sum = sum + e;
+              });
+          Ops::store(sum_between + at, sum);
+        });
+      }
+      sum_between = sum_between_;
+      for (index_type b = first; b < last; ++b, sum_between += pitch()) {
+        for (int l = 0; l < neighbours_; l += w) {
+          const auto of = [&](int j) { return Ops::load(sum_between + j * neighbours_ + l); };
+          Ops::store(sums + b * neighbours_ + l, (of(0) + of(1)) + (of(2) + of(3)));
+        }
+      }
+    }
+    join_blocks(blocks, maxima, sums, factors(partials, blocks));
+  }
+
+  /// Of each row, over its blocks in order.
+  void join_blocks(index_type blocks, const Acc* maxima, const Acc* sums, Acc* factors) {
+    for (int l = 0; l < neighbours_; l += w) {
+      Vector max = Ops::load(maxima + l);
+      for (index_type b = 1; b < blocks; ++b) max = Ops::larger(Ops::load(maxima + b * neighbours_ + l), max);
+      Ops::store(max_ + l, max);
+    }
+    repeat(between_, [&](int l) { return Ops::load(max_ + l); });
+    for_each_vector([&](int at) __attribute__((always_inline)) {
+      const Vector max = Ops::load(between_ + at);
+      for (index_type b = 0; b < blocks; b += columns_of_piece) {
+        const index_type i = b * neighbours_ + at;
+        Ops::store(factors + i, exp_of_vector_difference<Ops>(Ops::load(maxima + i) - max));
+      }
+    });
+    for (int l = 0; l < neighbours_; l += w) {
+      CompensatedVector<Acc> sum;
+      for (index_type b = 0; b < blocks; ++b) {
+        const index_type at = b * neighbours_ + l;
+        sum.add(Lanes::share_of_block(Ops::load(sums + at), Ops::load(factors + at)));
+      }
+      Ops::store(sum_ + l, Lanes::sum_without_nan(sum));
+    }
+  }
+
+  /// Of the exponentials in `stage`.
+  void write_staged(const Acc* stage, const Acc* factors) {
+    const index_type blocks = Plan::blocks(columns_), size_of_block = block * neighbours_;
+    const index_type strip = blocks_of_strip_ * size_of_block;
+    for (index_type first = 0; first < blocks; first += blocks_of_strip_) {
+      const index_type last = std::min(first + blocks_of_strip_, blocks);
+      Acc* between = between_;
+      for (index_type b = first; b < last; ++b, between += pitch()) {
+        repeat(between,
+               [&](int l) { return Ops::load(factors + b * neighbours_ + l) * Ops::load(sum_ + l); });
+      }
+      alignas(64) Out waiting[most_of_strip];
+      Out* const y = y_ + first * size_of_block;
+      Out* const to = stream_ ? waiting : y;
+      between = between_;
+      for (index_type b = first; b < last; ++b, between += pitch()) {
+        const Acc* from = stage + b * size_of_block;
+        Out* const of_block = to + (b - first) * size_of_block;
+        for_each_vector([&](int at) __attribute__((always_inline)) {
+          const Vector factor = Ops::load(between + at);
+          for_each_piece(
+              at, columns_of(b, columns_), [&](index_type i, int count) __attribute__((always_inline)) {
+                if (!stream_) __builtin_prefetch(of_block + i + strip, 1, 3);
+                __builtin_prefetch(from + i + strip, 0, 3);
+                store(of_block + i, Ops::load(from + i) * factor, count);
+              });
+        });
+      }
+      if (stream_) {
+        const index_type elements = std::min(last * block, columns_) * neighbours_ - first * size_of_block;
+        Lanes::stream_bytes(reinterpret_cast<char*>(y), reinterpret_cast<const char*>(waiting),
+                            static_cast<int>(elements * static_cast<index_type>(sizeof(Out))));
+      }
+    }
+  }
+
+  /// Outputs from the logits, read once more.
+  void write_logits(index_type begin, index_type end) {
+    // What the rows have, for some columns, so many that streams begin at lines.
+    const int columns = std::min(2, columns_of_write * most / (block * neighbours_)) * block;
+    for (int c = 0; !repeated_ && c < columns; ++c) {
+      for (int l = 0; l < neighbours_; l += w) {
+        Ops::store(max_of_column_ + c * neighbours_ + l, Ops::load(max_ + l));
+        Ops::store(sum_of_column_ + c * neighbours_ + l, Ops::load(sum_ + l));
+      }
+    }
+    repeated_ = true;
+    const auto formula = [&](const Vector& v, index_type i) __attribute__((always_inline)) {
+      const Vector difference = v - Ops::load(max_of_column_ + i);
+      if constexpr (operation == Operation::softmax) {
+        return exp_of_vector_difference<Ops>(difference) * Ops::load(sum_of_column_ + i);
+      } else {
+        return difference - Ops::load(sum_of_column_ + i);
+      }
+    };
+    for (index_type c = begin; c < end; c += columns) {
+      chunk_write<Acc>(LogitsInMemory<Acc, In>{x_ + c * neighbours_},
+                       std::min<index_type>(columns, end - c) * neighbours_, y_ + c * neighbours_, stream_,
+                       formula);
+    }
+  }
+
+  const In* x_;
+  Out* y_;
+  index_type columns_;
+  bool stream_, repeated_ = false;
+  int neighbours_, piece_, blocks_of_strip_;
+  alignas(64) Acc max_[most + w], sum_[most + w];  ///< of each row; sum_: then what the last formula takes
+  alignas(64) Acc max_of_column_[columns_of_write * most + w], sum_of_column_[columns_of_write * most + w];
+  /// What a strip's blocks have for a piece: maxima or factors; sums.
+  static constexpr int most_between = columns_of_piece * most + most * w + w;
+  alignas(64) Acc between_[most_between], sum_between_[most_between];
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
