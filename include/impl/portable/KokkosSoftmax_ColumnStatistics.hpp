@@ -104,7 +104,7 @@ struct ChunkOfColumns {
   /// Of rows that share the value from which differences are taken: that of the first of them.
   KOKKOS_FUNCTION void reduce_rows(index_type begin, index_type end, index_type first, int width,
                                    Moments (&part)[block]) const {
-    double shift[block], sum[block] = {}, squares[block] = {};
+    double shift[block] = {}, sum[block] = {}, squares[block] = {};
     const auto add = [&](int c, double value) {
       const double difference = value - shift[c];
       sum[c] += difference;
