@@ -26,7 +26,9 @@ namespace KokkosSoftmax::impl {
 template <int bytes, bool parts>
 void copy_units(const char* from, index_type from_distance, char* to, index_type to_distance, int count,
                 int rest) {
+#if !defined(__CUDACC__)  // nvcc does not know the pragma
 #pragma GCC unroll 4
+#endif
   for (int i = 0; i < count; ++i, from += from_distance, to += to_distance) {
     char first[bytes], last[bytes];
     std::memcpy(first, from, bytes);
