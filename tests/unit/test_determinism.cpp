@@ -29,7 +29,8 @@ struct Fill {
                       (is_probe(row) ? 99u : static_cast<std::uint64_t>(row) * 0xD1B54A32D192ED03u);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z ^= z >> 29;
-    data[row * row_stride + column * column_stride] = T(static_cast<float>(z >> 40) * 0x1p-20f - 8.0f);
+    data[row * row_stride + column * column_stride] =
+        ks::impl::store_as<T>(static_cast<float>(z >> 40) * 0x1p-20f - 8.0f);
   }
 };
 
