@@ -198,9 +198,9 @@ inline const char* last_implementation() {
 /// for instance "softmax@OpenMP=team_rows". Scopes nest; the innermost that fits counts. A call for which the
 /// name is unknown or the implementation refuses throws std::invalid_argument with every candidate and its
 /// reason.
-class [[nodiscard]] ScopedImplementation {
+class ScopedImplementation {
  public:
-  explicit ScopedImplementation(std::string_view rules) {
+  [[nodiscard]] explicit ScopedImplementation(std::string_view rules) {
     impl::scoped_force_rules().push_back(impl::parse_force_rules(rules));
   }
   ~ScopedImplementation() { impl::scoped_force_rules().pop_back(); }
