@@ -389,6 +389,22 @@ struct BoundMask {
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&)[width], bool (&kept)[width],
                                                          index_type first) const {
+#if defined(__CUDA_ARCH__)
+      if constexpr (sizeof(T) == 1 && width % 4 == 0) {
+        // In words, where a byte is looked at in one instruction.
+        constexpr int words = bytes_of_neighbours<width, T> / 4;
+        struct alignas(4 * words) Part {
+          std::uint32_t word[words];
+        };
+        for (int p = 0; p < width / (4 * words); ++p) {
+          const Part part = reinterpret_cast<const Part*>(mask.data + first)[p];
+          for (int i = 0; i < 4 * words; ++i)
+            kept[4 * words * p + i] =
+                kept[4 * words * p + i] && (part.word[i / 4] & 0xffu << 8 * (i % 4)) != 0;
+        }
+        return;
+      }
+#endif
       bool operand[width];
       load_neighbours(mask.data + first, operand, [](const T& e) { return static_cast<bool>(e); });
       for (int i = 0; i < width; ++i) kept[i] = kept[i] && operand[i];
@@ -409,7 +425,9 @@ struct BoundMask {
     }
   };
   using Row = RowWith<typename LogitOperand<T>::Row>;
-  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {mask.at_row(row)}; }
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
+    return {mask.at_row(row)};
+  }
   template <class Use>
   void visit_operands(const Use& use) const {
     use(mask);
@@ -433,6 +451,9 @@ struct BoundCausal {
   struct Row {
     index_type last;
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const { return column <= last; }
+    KOKKOS_FORCEINLINE_FUNCTION index_type end_of_kept(index_type columns) const {
+      return last < columns ? last + 1 : columns;
+    }
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION RowFrom prepared(index_type first) const {
       constexpr index_type most = 0x7fffffff;
@@ -589,9 +610,6 @@ struct BoundTemperature {
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
       return SharedDivisor<Acc>(load_as<Acc>(*temperature)).quotient(value);
     }
-    KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const {
-      return load_as<double>(*temperature) > 0;
-    }
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION PreparedRow<Acc> prepared(index_type) const {
       const Acc divisor = load_as<Acc>(*temperature);
@@ -678,6 +696,17 @@ KOKKOS_FORCEINLINE_FUNCTION bool stage_keeps_minus_infinity(const RowStage& stag
   }
 }
 
+/// All columns of a row of so many from here on are dropped, so that their logits need not be read. (May be
+/// below 0.)
+template <class RowStage>
+KOKKOS_FORCEINLINE_FUNCTION index_type end_of_kept(const RowStage& stage, index_type columns) {
+  if constexpr (requires { stage.end_of_kept(columns); }) {
+    return Kokkos::min(columns, stage.end_of_kept(columns));
+  } else {
+    return columns;
+  }
+}
+
 /// The same as apply_stage for neighbouring columns, a multiple of their number behind one from which on
 /// stage_takes_neighbours.
 template <int width, class RowStage, class Acc>
@@ -746,6 +775,9 @@ struct BoundChain {
                                                          index_type first) const {
       apply_stage_to_neighbours<width>(a, value, kept, first);
       apply_stage_to_neighbours<width>(b, value, kept, first);
+    }
+    KOKKOS_FORCEINLINE_FUNCTION index_type end_of_kept(index_type columns) const {
+      return Kokkos::min(impl::end_of_kept(a, columns), impl::end_of_kept(b, columns));
     }
     KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const
         requires(may_keep_minus_infinity<RowA>&& may_keep_minus_infinity<RowB>) {

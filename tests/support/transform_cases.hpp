@@ -38,12 +38,15 @@ inline std::vector<Case> transform_cases(Scalar in, double limit = 5) {
   return all;
 }
 
-// An operand with the values of a function of (i, j, k), of extents that are those of the case or 1.
+// An operand with the values of a function of (i, j, k), of extents that are those of the case or 1; off all
+// boundaries, unless it is dense.
 template <class T, class Exec>
 class Operand {
  public:
-  Operand(std::vector<std::int64_t> extents, std::vector<double> values)
-      : buffer_(scalar_of<T>, reference::right(std::move(extents), 1, 3), &values),
+  Operand(std::vector<std::int64_t> extents, std::vector<double> values, bool dense = false)
+      : buffer_(scalar_of<T>,
+                dense ? reference::right(std::move(extents)) : reference::right(std::move(extents), 1, 3),
+                &values),
         values_(buffer_.values()) {}
 
   template <int rank>

@@ -63,13 +63,13 @@ __device__ Acc sum_or_special(Acc max, Acc sum) {
   return max <= largest_v<Acc> ? sum : max;
 }
 
-/// From the logits in the registers of a row's threads to its outputs. `Reduce` gives every thread of the row
-/// the maximum and the sum over its threads, in an order that depends on the length alone; `store` is given
-/// what makes an output of what the registers hold then.
-template <class Problem, class Registers, class Threads, class Reduce, class Store>
+/// From the logits in the registers of a row's threads to its outputs. `load` brings them there, see
+/// RowRegisters. `Reduce` gives every thread of the row the maximum and the sum over its threads, in an order
+/// that depends on the length alone; `store` is given what makes an output of what the registers hold then.
+template <class Problem, class Registers, class Threads, class Reduce, class Load, class Store>
 __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threads& threads,
                                                      const Problem& problem, typename Problem::Out* lse,
-                                                     bool writes_lse, const Reduce& reduce,
+                                                     bool writes_lse, const Reduce& reduce, const Load& load,
                                                      const Store& store) {
   using Acc = typename Problem::Acc;
   using Out = typename Problem::Out;
@@ -77,20 +77,27 @@ __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threa
   const Operation operation = problem.operation;
   const auto columns = static_cast<int>(problem.geometry.columns);
   const auto larger = [](Acc a, Acc b) { return maximum_or_nan(a, b); };
-  Acc m[width];
+  Acc max_of_row;
+#pragma unroll 1
+  for (bool looks = false;; looks = true) {
+    const bool looked = load(looks);
+    Acc m[width];
 #pragma unroll
-  for (int i = 0; i < width; ++i) m[i] = row.held[i];
+    for (int i = 0; i < width; ++i) m[i] = row.held[i];
 #pragma unroll
-  for (int k = 1; k < vectors; ++k) {
-    if (Registers::skips(k, columns, threads)) break;
+    for (int k = 1; k < vectors; ++k) {
+      if (Registers::skips(k, columns, threads)) break;
 #pragma unroll
-    for (int i = 0; i < width; ++i) m[i] = larger(m[i], row.held[k * width + i]);
+      for (int i = 0; i < width; ++i) m[i] = larger(m[i], row.held[k * width + i]);
+    }
+    max_of_row = reduce.max(fold_accumulators<width>(m, larger));
+    if (looked || __all_sync(0xffffffffu, max_of_row == max_of_row)) break;
+    threads.synchronize();
   }
-  const Acc max_of_row = reduce.max(fold_accumulators<width>(m, larger));
   const Acc max = finite_maximum(max_of_row);
   // Summed vector by vector, so that one warp's vectors can be in several warps (ReduceVectors).
   const auto add = [](Acc a, Acc b) { return a + b; };
-  const RowExponential<Out, Acc> exponential(max);
+  const ExponentialBelow<Acc> exponential(max);
   if (exponential.subtracts_first()) {
 #pragma unroll
     for (auto& value : row.held) value -= max;
@@ -182,11 +189,14 @@ __device__ __forceinline__ void packed_row_result(Operation operation, int colum
 }
 
 /// softmax_in_registers of rows by address.
-template <class Problem, class T, int vectors, bool anywhere, class Threads, class Reduce, class Store>
+template <class Problem, class T, int vectors, bool anywhere, class Threads, class Reduce, class Load,
+          class Store>
 __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywhere>& row,
                                                      const Threads& threads, const Problem& problem,
                                                      typename Problem::Out* lse, bool writes_lse,
-                                                     const Reduce& reduce, const Store& store) {
+                                                     const Reduce& reduce, const Load& load,
+                                                     const Store& store) {
+  load(true);
   using Pair = PackedPair<T>;
   constexpr int pairs = PackedRow<T, vectors, anywhere>::pairs;
   const auto larger = [](unsigned a, unsigned b) { return Pair::maximum_or_nan(a, b); };
@@ -379,17 +389,18 @@ __device__ __forceinline__ int gap_to_read(const Problem& problem) {
   return reads ? static_cast<int>(min(g.y_stride[g.rank - 1] - g.columns, index_type(32))) : 0;
 }
 
-/// Reads the row at `where` of those of the problem.
+/// Reads the row at `where` of those of the problem, see RowRegisters::load.
 template <class Problem, class Registers, class Threads>
-__device__ __forceinline__ void load_row(const Problem& problem, const RowGeometry::Row& where,
-                                         Registers& row, const Threads& threads) {
+__device__ __forceinline__ bool load_row(const Problem& problem, const RowGeometry::Row& where,
+                                         Registers& row, const Threads& threads, bool looks) {
   const RowGeometry& g = problem.geometry;
   if constexpr (is_packed<Problem>) {
     row.load(problem.x + where.x_offset, g.last_x_offset() - where.x_offset, static_cast<int>(g.columns),
              threads);
+    return true;
   } else {
-    row.load(problem.x + where.x_offset, static_cast<int>(g.columns), threads,
-             problem.transform.at_row(where.index));
+    return row.load(problem.x + where.x_offset, static_cast<int>(g.columns), threads,
+                    problem.transform.at_row(where.index), looks);
   }
 }
 template <class Problem, class Registers, class Threads, class Output>
@@ -427,11 +438,11 @@ __global__ void __launch_bounds__(
     read_ends_of_row(problem.y + where.y_offset, static_cast<int>(problem.geometry.columns), gap,
                      threads.rank() == 0, threads.rank() == 1);
   Registers row;
-  load_row(problem, where, row, threads);
-  softmax_in_registers(row, threads, problem, problem.y + where.y_offset, exists && threads.index == 0,
-                       ReduceGroup<typename Problem::Acc, group>{}, [&](const auto& output) {
-                         store_row(problem, where, position, row, threads, output);
-                       });
+  softmax_in_registers(
+      row, threads, problem, problem.y + where.y_offset, exists && threads.index == 0,
+      ReduceGroup<typename Problem::Acc, group>{},
+      [&](bool looks) { return load_row(problem, where, row, threads, looks); },
+      [&](const auto& output) { store_row(problem, where, position, row, threads, output); });
 }
 
 /// `least_blocks` on a multiprocessor. `Reduce`: ReduceWarps, or ReduceVectors, which has a row of a warp in
@@ -454,9 +465,9 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
     }
   }();
   Registers row;
-  load_row(problem, where, row, threads);
   softmax_in_registers(
       row, threads, problem, problem.y + where.y_offset, threadIdx.x == 0, Reduce{shared, {}},
+      [&](bool looks) { return load_row(problem, where, row, threads, looks); },
       [&](const auto& output) { store_row(problem, where, blockIdx.x, row, threads, output); });
 }
 
@@ -486,8 +497,9 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
     auto* const y = problem.y + position * g.y_stride[0];
     position += gridDim.x;
     fetch();
-    softmax_in_registers(row, threads, problem, y, threads.index == 0, Reduce{shared, {}},
-                         [&](const auto& output) { row.store(y, columns, true, threads, output); });
+    softmax_in_registers(
+        row, threads, problem, y, threads.index == 0, Reduce{shared, {}}, [](bool) { return true; },
+        [&](const auto& output) { row.store(y, columns, true, threads, output); });
   }
 }
 

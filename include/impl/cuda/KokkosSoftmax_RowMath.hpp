@@ -18,17 +18,6 @@
 
 namespace KokkosSoftmax::impl {
 
-/// exp of a difference to the maximum, as exact as the output can show: 16 bits need no correction of the
-/// product with log2(e).
-template <class Out, class Acc>
-__device__ Acc exp_for_output(Acc difference) {
-  if constexpr (is_16_bit_v<Out>) {
-    return ex2_approx_ftz(difference * 1.4426950408889634f);
-  } else {
-    return exp_of_difference(difference);
-  }
-}
-
 /// exp(value - max) for many values and one maximum. For a float in three instructions, where a difference
 /// and exp() take nine: 2^(value L - max L), L = log2(e), the product with the value unrounded in the fma,
 /// that of the maximum rounded, which is made up for by `correction`, one factor for all. From 2^18 up max L
@@ -61,22 +50,9 @@ struct ExponentialBelow<double> {
   double max;
   static constexpr double correction = 1;
   __device__ explicit ExponentialBelow(double max_) : max(max_) {}
-  __device__ double uncorrected(double value) const { return exp(value - max); }
-};
-
-/// The same for rows in registers, as exact as an output shows.
-template <class Out, class Acc>
-struct RowExponential {
-  Acc max;
-  static constexpr Acc correction = 1;
-  __device__ explicit RowExponential(Acc max_) : max(max_) {}
+  __device__ double uncorrected(double value) const { return (*this)(value); }
   __device__ static constexpr bool subtracts_first() { return false; }
-  __device__ Acc operator()(Acc value) const { return exp_for_output<Out>(value - max); }
-};
-
-template <class Out>
-requires(!is_16_bit_v<Out>) struct RowExponential<Out, float> : ExponentialBelow<float> {
-  using ExponentialBelow<float>::ExponentialBelow;
+  __device__ double operator()(double value) const { return exp(value - max); }
 };
 
 /// The maximum of two, NaN where one of them is.
