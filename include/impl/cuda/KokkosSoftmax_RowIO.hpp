@@ -202,8 +202,11 @@ struct RowRegisters {
     if constexpr (interleaved) {
       load_interleaved(x, columns, end, threads, transform);
     } else {
-      if constexpr (is_16_bit_v<In> && !std::is_same_v<TransformRow, BoundIdentity::Row>) {
-        constexpr bool may_overlook = may_keep_minus_infinity<TransformRow>;
+      constexpr bool may_overlook = may_keep_minus_infinity<TransformRow>;
+      constexpr bool may_read_operands = requires {
+        transform.template takes_neighbours<width>(0);
+      };
+      if constexpr (is_16_bit_v<In> && (may_overlook || may_read_operands)) {
         bool direct =
             reinterpret_cast<std::uintptr_t>(x) % 16 == 0 && stage_takes_neighbours<width>(transform);
         if constexpr (may_overlook) direct = direct && !looks && stage_keeps_minus_infinity(transform);
