@@ -4,6 +4,7 @@
 // Two instances at work at once on different data, each with scratch of its own.
 #include <functional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -58,7 +59,8 @@ TYPED_TEST(Instances, TwoAtOnce) {
     a.run();
     a.check();
     b.check();
-    // And from two host threads.
+    // And from two host threads. Kokkos' Threads takes work from the thread that initialized it alone.
+    if (std::string_view(TypeParam::name()) == "Threads") continue;
     std::thread first([&] { a.run(); }), second([&] { b.run(); });
     first.join();
     second.join();

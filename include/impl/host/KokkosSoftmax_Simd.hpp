@@ -25,6 +25,9 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 /// Inlined always, and for the host alone.
 #define KOKKOSSOFTMAX_HOST_FUNCTION [[gnu::always_inline]] inline
@@ -69,6 +72,18 @@ using SimdAbi = Kokkos::Experimental::simd_abi::scalar;
 #endif
 template <class T, int width>
 using FixedSimd = Kokkos::Experimental::simd<T, SimdAbi<width>>;
+#endif
+
+/// Before an intrinsic touches memory. g++'s AddressSanitizer sees those that are plain loads and stores in
+/// its headers; not those with a mask nor those past the caches, which would leave the ends of rows
+/// unwatched.
+#if defined(__SANITIZE_ADDRESS__)
+[[gnu::noinline]] inline void show_to_sanitizer(const void* p, std::size_t bytes) {
+  void* bad = __asan_region_is_poisoned(const_cast<void*>(p), bytes);
+  if (bad != nullptr) static_cast<void>(*static_cast<volatile char*>(bad));  // reported, as a read
+}
+#else
+KOKKOSSOFTMAX_HOST_FUNCTION void show_to_sanitizer(const void*, std::size_t) {}
 #endif
 
 }  // namespace impl
@@ -362,6 +377,7 @@ struct SimdOps {
   KOKKOSSOFTMAX_HOST_FUNCTION static Vector load_part(const T* p, int count, Acc rest) {
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
     if constexpr (avx512) {
+      show_to_sanitizer(p, static_cast<std::size_t>(count) * sizeof(T));
       const auto mask = static_cast<std::uint32_t>((1u << count) - 1u);
       if constexpr (std::is_same_v<T, float> && sizeof(Acc) == 4) {
         return Vector(_mm512_mask_loadu_ps(_mm512_set1_ps(rest), static_cast<__mmask16>(mask), p));
@@ -409,6 +425,7 @@ struct SimdOps {
   KOKKOSSOFTMAX_HOST_FUNCTION static void store_part(T* p, const Vector& v, int count) {
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
     if constexpr (avx512) {
+      show_to_sanitizer(p, static_cast<std::size_t>(count) * sizeof(T));
       const auto mask = static_cast<std::uint32_t>((1u << count) - 1u);
       if constexpr (std::is_same_v<T, float> && sizeof(Acc) == 4) {
         return _mm512_mask_storeu_ps(p, static_cast<__mmask16>(mask), raw(v));
@@ -427,6 +444,7 @@ struct SimdOps {
   /// Past the caches where the processor can; `p` is aligned to the bytes that are stored.
   template <class T>
   KOKKOSSOFTMAX_HOST_FUNCTION static void stream(T* p, const Vector& v) {
+    show_to_sanitizer(p, width * sizeof(T));
 #if defined(__AVX512F__)
     if constexpr (avx512 && std::is_same_v<T, Acc> && sizeof(T) == 4) {
       return _mm512_stream_ps(p, raw(v));
@@ -452,6 +470,7 @@ struct SimdOps {
   KOKKOSSOFTMAX_HOST_FUNCTION static void stream(T* p, const Vector& v0, const Vector& v1) {
 #if defined(__AVX512F__)
     if constexpr (avx512 && is_16_bit_v<T> && sizeof(Acc) == 4) {
+      show_to_sanitizer(p, 2 * width * sizeof(T));
       const __m512i low = _mm512_castsi256_si512(to_16_bits<T>(raw(v0)));
       return _mm512_stream_si512(reinterpret_cast<__m512i*>(p),
                                  _mm512_maskz_inserti64x4(0xff, low, to_16_bits<T>(raw(v1)), 1));
@@ -463,6 +482,7 @@ struct SimdOps {
 
   /// A cache line of any type, likewise.
   KOKKOSSOFTMAX_HOST_FUNCTION static void stream_line(void* to, const void* from) {
+    show_to_sanitizer(to, 64);
 #if defined(__AVX512F__)
     _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_loadu_si512(from));
 #elif defined(__AVX2__)
