@@ -56,7 +56,7 @@ class Described {
     array_.scalar = code_of<typename View::value_type>();
     array_.memory = is_host<typename View::execution_space> ? KOKKOSSOFTMAX_HOST : KOKKOSSOFTMAX_CUDA;
     array_.rank = static_cast<std::int32_t>(view.rank());
-    for (std::size_t d = 0; d < view.rank(); ++d) {
+    for (std::int32_t d = 0; d < array_.rank; ++d) {  // a rank of the type's may be 0, which nvcc warns of
       extents_[d] = static_cast<std::int64_t>(view.extent(d));
       strides_[d] = static_cast<std::int64_t>(view.stride(d));
     }
