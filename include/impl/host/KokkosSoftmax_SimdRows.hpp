@@ -24,6 +24,8 @@
 
 #include <impl/Kokkos_Profiling.hpp>
 
+#include <cstdio>
+
 #if defined(__linux__)
 #include <unistd.h>
 #endif
@@ -50,6 +52,14 @@ struct HostCaches {
       long size = 0;
 #if defined(__linux__) && defined(_SC_LEVEL3_CACHE_SIZE)
       size = sysconf(_SC_LEVEL3_CACHE_SIZE);
+      // Some glibc (2.36 for one) add up all those of an AMD package; Linux says what this core shares.
+      if (std::FILE* file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r")) {
+        long kilobytes = 0;
+        if (std::fscanf(file, "%ldK", &kilobytes) == 1 && kilobytes > 0 &&
+            (size <= 0 || kilobytes < size / 1024))
+          size = kilobytes * 1024;
+        std::fclose(file);
+      }
 #endif
       return size > 0 ? static_cast<std::size_t>(size) : std::size_t(16) << 20;
     }();
