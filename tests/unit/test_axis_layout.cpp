@@ -52,6 +52,12 @@ void every_axis_and_order(const std::vector<std::int64_t>& extents) {
       c.out = std::nullopt;
       c.lse = std::nullopt;
       check<float, float, rank>(Exec(), c, false);
+      // Into an output in another order that is contiguous in one dimension.
+      for (const auto& out_order : orders(rank)) {
+        if (out_order == in_order) continue;
+        c.out = reference::ordered(extents, out_order, 1, 1, 3);
+        check<float, float, rank>(Exec(), c, rank < 4 && !negative);
+      }
       // Padded, with nothing contiguous, into an output in another order.
       c.in = reference::ordered(extents, in_order, 2, 3, 5);
       c.out = reference::ordered(extents, orders(rank).back(), 3, 1, 2);

@@ -472,6 +472,78 @@ TEST_F(SimdRows, OtherLayoutsGiveTheBitsOfNeighbours) {
   }
 }
 
+// Rows that are contiguous in x and neighbours in y, or the other way round, are transposed on their way: the
+// bits are those of a y like x, and what lies between is left alone.
+template <class T, class... Transform>
+void check_transposed(const Exec& exec, Operation operation, std::int64_t rows, std::int64_t columns,
+                      const Transform&... transform) {
+  using Strided =
+      Kokkos::View<T**, Kokkos::LayoutStride, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  const Kokkos::View<T*, Exec::memory_space> lse("lse", 0);
+  for (const std::int64_t padding : {0, 3}) {
+    const Kokkos::LayoutStride contiguous(rows, columns + padding, columns, 1),
+        neighbours(rows, 1, columns, rows + padding);
+    const std::int64_t size = (rows + padding) * (columns + padding);
+    const Kokkos::View<T*, Exec::memory_space> x("x", size), expected("expected", size),
+        y("y", size + padding);
+    for (const bool from_contiguous : {true, false}) {
+      const auto& from = from_contiguous ? contiguous : neighbours;
+      const Strided logits(x.data(), from), result(expected.data(), from),
+          out(y.data() + padding, from_contiguous ? neighbours : contiguous);
+      Random random(11);
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t c = 0; c < columns; ++c)
+          logits(r, c) = T(static_cast<float>(random.uniform(-9, 9)));
+      // Rows of nothing, of NaN and of +inf beside others.
+      for (std::int64_t c = 0; rows > 2 && c < columns; ++c) logits(1, c) = T(-HUGE_VALF);
+      if (rows > 5) {
+        logits(3, columns / 2) = T(std::nanf(""));
+        logits(rows - 2, columns - 1) = T(HUGE_VALF);
+      }
+      Kokkos::deep_copy(y, T(-7.0f));
+      call(operation, exec, logits, result, lse, 1, transform...);
+      call(operation, exec, logits, out, lse, 1, transform...);
+      std::int64_t different = 0;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < columns; ++c) {
+          const auto a = static_cast<float>(out(r, c)), b = static_cast<float>(result(r, c));
+          different += std::memcmp(&out(r, c), &result(r, c), sizeof(T)) != 0 && !(a != a && b != b);
+          out(r, c) = T(-7.0f);
+        }
+      }
+      for (std::int64_t i = 0; i < size + padding; ++i) different += static_cast<float>(y(i)) != -7.0f;
+      EXPECT_EQ(different, 0) << rows << " x " << columns << " + " << padding << " from "
+                              << (from_contiguous ? "contiguous rows " : "neighbours ")
+                              << ks::scalar_name<T>();
+    }
+  }
+}
+TEST_F(SimdRows, TransposedOutputsHaveTheBitsOfOthers) {
+  const Kokkos::View<float*, Exec::memory_space> bias("bias", 5000);
+  for (std::int64_t i = 0; i < 5000; ++i) bias(i) = static_cast<float>(i % 17) * 0.25f;
+  const auto bias_of = [&](std::int64_t columns) {
+    return ks::bias(Kokkos::subview(bias, std::make_pair(std::int64_t(0), columns)));
+  };
+  for (auto operation : {Operation::softmax, Operation::log_softmax}) {
+    for (const Shape& s : {Shape{2, 3, 0}, Shape{3, 700, 0}, Shape{7, 4097, 0}, Shape{16, 16, 0},
+                           Shape{33, 17, 0}, Shape{300, 5, 0}, Shape{37, 2049, 0}, Shape{70, 9001, 0},
+                           Shape{1000, 100, 0}, Shape{130, 600, 0}, Shape{5, 20000, 0}, Shape{3000, 2, 0}}) {
+      check_transposed<float>(exec, operation, s.rows, s.columns);
+      check_transposed<double>(exec, operation, s.rows, s.columns);
+      check_transposed<ks::half_t>(exec, operation, s.rows, s.columns);
+      check_transposed<ks::bhalf_t>(exec, operation, s.rows, s.columns);
+      if (s.columns <= 5000)
+        check_transposed<float>(exec, operation, s.rows, s.columns,
+                                ks::scale(0.5f) | bias_of(s.columns) | ks::causal(2));
+    }
+  }
+  // Beyond the caches: rows of one chunk and of several, columns that wait and that are read twice, whose
+  // lines begin with those of y or not.
+  check_transposed<float>(exec, Operation::softmax, 3104, 3200);
+  check_transposed<float>(exec, Operation::softmax, 9000, 1100);
+  check_transposed<float>(exec, Operation::log_softmax, 704, 15000);
+}
+
 // A maximum that rises from block to block, the hardest order for sums that are rescaled: within the contract
 // all the same, along either axis.
 TEST_F(SimdRows, RisingRows) {

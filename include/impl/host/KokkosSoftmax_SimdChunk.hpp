@@ -12,6 +12,7 @@
 #include <impl/host/KokkosSoftmax_Simd.hpp>
 #include <impl/portable/KokkosSoftmax_RowBlocks.hpp>
 
+#include <algorithm>
 #include <cstring>
 
 namespace KokkosSoftmax::impl {
@@ -151,6 +152,18 @@ KOKKOSSOFTMAX_HOST_FUNCTION void announce_next_page(const void* p, std::size_t b
   constexpr std::size_t page = 4096;
   if (reinterpret_cast<std::uintptr_t>(p) % page < bytes)
     __builtin_prefetch(static_cast<const char*>(p) + page, 1);
+}
+
+/// `count` bytes past the caches, but for parts of lines at their ends.
+inline void stream_bytes(char* to, const char* from, int count) {
+  const int head = std::min(count, static_cast<int>(-reinterpret_cast<std::uintptr_t>(to) % 64));
+  int i = head;
+  if (head > 0) std::memcpy(to, from, static_cast<std::size_t>(head));
+  for (; i + 64 <= count; i += 64) {
+    announce_next_page(to + i, 64);
+    SimdOps<float>::stream_line(to + i, from + i);
+  }
+  if (i < count) std::memcpy(to + i, from + i, static_cast<std::size_t>(count - i));
 }
 
 /// y = formula(value, index) for `count` values; to be streamed past the caches or not.

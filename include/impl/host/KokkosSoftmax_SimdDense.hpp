@@ -33,14 +33,15 @@ class SimdDense : SimdLanes<Problem, operation> {
   using Plan = SimdTilePlan<Acc>;
 
   SimdDense(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream)
-      : columns_(problem.geometry.columns),
+      : problem_(problem),
+        columns_(problem.geometry.columns),
         stream_(stream),
         neighbours_(static_cast<int>(tiles.inner)),
         piece_(columns_of_piece * neighbours_),
         blocks_of_strip_(std::max(1, most_of_strip / (block * neighbours_))) {
     const RowGeometry::Row row = problem.geometry.row(tile * tiles.inner);
     x_ = problem.x + row.x_offset;
-    y_ = problem.y + row.y_offset;
+    y_offset_ = row.y_offset;
   }
 
   /// Rows that wait in `scratch` as a whole.
@@ -237,7 +238,7 @@ class SimdDense : SimdLanes<Problem, operation> {
                [&](int l) { return Ops::load(factors + b * neighbours_ + l) * Ops::load(sum_ + l); });
       }
       alignas(64) Out waiting[most_of_strip];
-      Out* const y = y_ + first * size_of_block;
+      Out* const y = this->y() + first * size_of_block;
       Out* const to = stream_ ? waiting : y;
       between = between_;
       for (index_type b = first; b < last; ++b, between += pitch()) {
@@ -255,8 +256,8 @@ class SimdDense : SimdLanes<Problem, operation> {
       }
       if (stream_) {
         const index_type elements = std::min(last * block, columns_) * neighbours_ - first * size_of_block;
-        Lanes::stream_bytes(reinterpret_cast<char*>(y), reinterpret_cast<const char*>(waiting),
-                            static_cast<int>(elements * static_cast<index_type>(sizeof(Out))));
+        stream_bytes(reinterpret_cast<char*>(y), reinterpret_cast<const char*>(waiting),
+                     static_cast<int>(elements * static_cast<index_type>(sizeof(Out))));
       }
     }
   }
@@ -282,14 +283,16 @@ class SimdDense : SimdLanes<Problem, operation> {
     };
     for (index_type c = begin; c < end; c += columns) {
       chunk_write<Acc>(LogitsInMemory<Acc, In>{x_ + c * neighbours_},
-                       std::min<index_type>(columns, end - c) * neighbours_, y_ + c * neighbours_, stream_,
+                       std::min<index_type>(columns, end - c) * neighbours_, y() + c * neighbours_, stream_,
                        formula);
     }
   }
 
+  Out* y() const { return problem_.y + y_offset_; }
+
+  const Problem& problem_;
   const In* x_;
-  Out* y_;
-  index_type columns_;
+  index_type y_offset_, columns_;
   bool stream_, repeated_ = false;
   int neighbours_, piece_, blocks_of_strip_;
   alignas(64) Acc max_[most + w], sum_[most + w];  ///< of each row; sum_: then what the last formula takes

@@ -11,6 +11,7 @@
 #include <impl/host/KokkosSoftmax_SimdChunk.hpp>
 
 #include <optional>
+#include <utility>
 
 namespace KokkosSoftmax::impl {
 
@@ -170,6 +171,41 @@ class SimdRowWork {
     } else {
       write(outputs_of_chunk(row.x, row.y, c, state, result, stage));
     }
+  }
+
+  /// Logits of any stride, transformed, into scratch.
+  void load_logits(const Row& row, index_type begin, index_type count, Acc* __restrict__ stage) const {
+    const In* x = row.x + begin * row.x_stride;
+    // A copy: loops vectorise where nothing that they read could be changed by what they write.
+    const auto transform = row.transform;
+    if (row.x_stride == 1) {
+      index_type i = 0;
+      if constexpr (!direct && goes_on_vectors<typename Problem::Transform::Row, Ops>) {
+        const auto transform_next = [&]<int vectors>(std::integral_constant<int, vectors>) {
+          for (; i + vectors * w <= count; i += vectors * w) {
+            Vector value[vectors];
+            for (int v = 0; v < vectors; ++v) value[v] = Ops::load(x + i + v * w);
+            transform_vectors<Ops>(transform, value, begin + i);
+            for (int v = 0; v < vectors; ++v) Ops::store(stage + i + v * w, value[v]);
+          }
+        };
+        constexpr int most = vectors_at_once<typename Problem::Transform::Row>;
+        transform_next(std::integral_constant<int, most>());
+        if constexpr (most > 1) transform_next(std::integral_constant<int, 1>());
+      }
+      for (; i < count; ++i) stage[i] = transformed<Acc>(transform, load_as<Acc>(x[i]), begin + i);
+    } else {
+      for (index_type i = 0; i < count; ++i) {
+        stage[i] = transformed<Acc>(transform, load_as<Acc>(x[i * row.x_stride]), begin + i);
+      }
+    }
+    for (index_type i = count; i % w != 0; ++i) stage[i] = -infinity_v<Acc>;
+  }
+
+  /// What the last formula takes for a chunk: a maximum, and a factor or the logarithm of the sum.
+  static std::pair<Acc, Acc> numbers_of_chunk(const State& state, const RowResult<Acc>& result) {
+    if constexpr (operation == Operation::softmax) return {state.max, factor_of_chunk(state, result)};
+    return {result.max, result.log_sum};
   }
 
   RowResult<Acc> joined(const State* states) const {
@@ -553,35 +589,6 @@ class SimdRowWork {
     } else {
       return StagedValues<Acc>{stage};
     }
-  }
-
-  /// Logits of any stride, transformed, into scratch.
-  void load_logits(const Row& row, index_type begin, index_type count, Acc* __restrict__ stage) const {
-    const In* x = row.x + begin * row.x_stride;
-    // A copy: loops vectorise where nothing that they read could be changed by what they write.
-    const auto transform = row.transform;
-    if (row.x_stride == 1) {
-      index_type i = 0;
-      if constexpr (!direct && goes_on_vectors<typename Problem::Transform::Row, Ops>) {
-        const auto transform_next = [&]<int vectors>(std::integral_constant<int, vectors>) {
-          for (; i + vectors * w <= count; i += vectors * w) {
-            Vector value[vectors];
-            for (int v = 0; v < vectors; ++v) value[v] = Ops::load(x + i + v * w);
-            transform_vectors<Ops>(transform, value, begin + i);
-            for (int v = 0; v < vectors; ++v) Ops::store(stage + i + v * w, value[v]);
-          }
-        };
-        constexpr int most = vectors_at_once<typename Problem::Transform::Row>;
-        transform_next(std::integral_constant<int, most>());
-        if constexpr (most > 1) transform_next(std::integral_constant<int, 1>());
-      }
-      for (; i < count; ++i) stage[i] = transformed<Acc>(transform, load_as<Acc>(x[i]), begin + i);
-    } else {
-      for (index_type i = 0; i < count; ++i) {
-        stage[i] = transformed<Acc>(transform, load_as<Acc>(x[i * row.x_stride]), begin + i);
-      }
-    }
-    for (index_type i = count; i % w != 0; ++i) stage[i] = -infinity_v<Acc>;
   }
 
   /// With +inf among the logits the sum says whether there is NaN too; what the exponentials are is of no

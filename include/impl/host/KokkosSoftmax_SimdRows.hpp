@@ -20,9 +20,13 @@
 #include <impl/host/KokkosSoftmax_SimdDense.hpp>
 #include <impl/host/KokkosSoftmax_SimdRowWork.hpp>
 #include <impl/host/KokkosSoftmax_SimdRuns.hpp>
+#include <impl/host/KokkosSoftmax_SimdTranspose.hpp>
 #include <impl/KokkosSoftmax_Scratch.hpp>
 
 #include <impl/Kokkos_Profiling.hpp>
+
+#include <cstdio>
+#include <tuple>
 
 #if defined(__linux__)
 #include <unistd.h>
@@ -50,6 +54,14 @@ struct HostCaches {
       long size = 0;
 #if defined(__linux__) && defined(_SC_LEVEL3_CACHE_SIZE)
       size = sysconf(_SC_LEVEL3_CACHE_SIZE);
+      // Some glibc (2.36 for one) add up all those of an AMD package; Linux says what this core shares.
+      if (std::FILE* file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r")) {
+        long kilobytes = 0;
+        if (std::fscanf(file, "%ldK", &kilobytes) == 1 && kilobytes > 0 &&
+            (size <= 0 || kilobytes < size / 1024))
+          size = kilobytes * 1024;
+        std::fclose(file);
+      }
 #endif
       return size > 0 ? static_cast<std::size_t>(size) : std::size_t(16) << 20;
     }();
@@ -139,6 +151,7 @@ struct SimdRows {
       using A = typename Problem::Acc;
       if (problem.axis_is_strided) {
         stage = SimdTilePlan<A>::scratch_bytes(g.columns, HostCaches::longest_stage(threads)) + 256;
+        if (Transposed::columns(problem)) stage += bytes_of_transposed;
         const index_type chunks = SimdTilePlan<A>::chunks(g.columns);
         // [max, sum] of each lane; a tile has places for fewer than twice its rows, but for the last one.
         if (chunks > 1) {
@@ -150,6 +163,17 @@ struct SimdRows {
         stage = std::min(std::max(2 * HostCaches::stage, row), HostCaches::longest_stage(threads)) + 256;
         states = static_cast<std::size_t>(4 * threads * SimdRowsPlan<A>::chunks(g.columns)) *
                  sizeof(State<Problem>);
+      }
+      if (Transposed::may_be_rows(problem)) {
+        stage = std::max(stage, bytes_of_transposed + 256);
+        if (g.columns > SimdRowsPlan<A>::chunk) {
+          // Of the rows of a group, or of a tile of whole lines.
+          constexpr auto line = static_cast<std::size_t>(TransposedRows<Problem>::line);
+          const std::size_t of_group =
+              HostCaches::shared() / (SimdRowsPlan<A>::chunk * sizeof(typename Problem::In));
+          const std::size_t of_tile = line * static_cast<std::size_t>(SimdRowsPlan<A>::chunks(g.columns));
+          states = std::max(states, (of_group + of_tile) * sizeof(State<Problem>));
+        }
       }
       bytes = static_cast<std::size_t>(threads) * stage + states;
     }
@@ -164,6 +188,12 @@ struct SimdRows {
 
   template <Operation operation, class Exec, class Problem>
   static void run_operation(const Exec& exec, const Problem& problem) {
+    if constexpr (operation != Operation::logsumexp) {
+      if (Transposed::rows(problem)) {
+        constexpr bool direct = std::is_same_v<typename Problem::Transform, BoundIdentity>;
+        return run_transposed_rows<operation, direct>(exec, problem);
+      }
+    }
     if (problem.axis_is_strided) return run_tiles<operation>(exec, problem);
     if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity>) {
       if (is_direct(problem)) return run_rows<operation, true>(exec, problem);
@@ -251,6 +281,7 @@ struct SimdRows {
     int tasks;
     index_type first_row, rows;
     bool write, keep_in_y;
+    bool may_stage = true;  ///< whether the second launch takes exponentials from scratch
 
     void operator()(int task) const {
       const RowGeometry& g = call.problem.geometry;
@@ -258,7 +289,7 @@ struct SimdRows {
       const index_type chunks = SimdRowsPlan<A>::chunks(g.columns);
       const index_type begin = share(rows * chunks, task, tasks), end = share(rows * chunks, task + 1, tasks);
       constexpr index_type chunk = SimdRowsPlan<A>::chunk;
-      const bool staged = !keep_in_y && call.can_stage((end - begin) * chunk);
+      const bool staged = may_stage && !keep_in_y && call.can_stage((end - begin) * chunk);
       const auto stage_of = [&](index_type unit) {
         return call.stage(task) + (staged ? (unit - begin) * chunk : 0);
       };
@@ -316,6 +347,111 @@ struct SimdRows {
       } else {
         launch_tasks(exec, call.label + "::write", tasks, functor);
       }
+    }
+  }
+
+  /// Whole rows in tiles whose outputs wait to be transposed.
+  template <Operation operation, bool direct, class Problem>
+  struct WholeTransposedRows {
+    const Call<Problem>& call;
+    const TransposedRows<Problem>& rows;
+    int tasks;
+    void operator()(int task) const {
+      auto* const waiting = reinterpret_cast<typename Problem::Out*>(call.stage(task));
+      typename TransposedRows<Problem>::Staged staged(rows);
+      for (index_type t = share(rows.count(), task, tasks); t < share(rows.count(), task + 1, tasks); ++t) {
+        const auto tile = rows.tile(t);
+        SimdRowWork<Problem, operation, direct>(staged.problem(tile, waiting), false, call.from_memory)
+            .short_rows(tile.first, tile.first + tile.rows);
+        rows.write(waiting, tile, call.stream);
+      }
+      finish_streaming(call.stream);
+    }
+  };
+
+  /// Of rows of several chunks that were reduced: tiles from the logits, read once more.
+  template <Operation operation, bool direct, class Problem>
+  struct WriteTransposedRows {
+    using A = typename Problem::Acc;
+    using Ops = SimdOps<A>;
+    using Vector = typename Ops::Vector;
+    using Rows = TransposedRows<Problem>;
+    const Call<Problem>& call;
+    const Rows& rows;
+    int tasks;
+    index_type first_tile, tiles;
+
+    void operator()(int task) const {
+      constexpr index_type chunk = SimdRowsPlan<A>::chunk, most = Rows::most_of_long + Ops::width;
+      const index_type columns = call.problem.geometry.columns, chunks = SimdRowsPlan<A>::chunks(columns);
+      const index_type pieces = ceil_div(columns, Rows::piece), first_row = rows.tile(first_tile).first;
+      const index_type begin = share(tiles * pieces, task, tasks),
+                       end = share(tiles * pieces, task + 1, tasks);
+      const SimdRowWork<Problem, operation, direct> work(call.problem, false, call.from_memory);
+      RowResult<A> results[most];
+      alignas(64) A max[most] = {}, factor[most] = {};
+      const A* from[most];
+      const auto formula = [&](const Vector& v, index_type r) __attribute__((always_inline)) {
+        const Vector difference = v - Ops::load(max + r);
+        if constexpr (operation == Operation::softmax) {
+          return exp_of_vector_difference<Ops>(difference) * Ops::load(factor + r);
+        } else {
+          return difference - Ops::load(factor + r);
+        }
+      };
+      for (index_type unit = begin; unit < end;) {
+        const index_type t = unit / pieces;
+        const auto tile = rows.tile(first_tile + t);
+        const State<Problem>* const states = call.states + (tile.first - first_row) * chunks;
+        for (index_type r = 0; r < tile.rows; ++r) results[r] = work.joined(states + r * chunks);
+        for (index_type of_chunk = -1; unit < end && unit < (t + 1) * pieces; ++unit) {
+          const index_type first = (unit - t * pieces) * Rows::piece, c = first / chunk;
+          const index_type count = std::min(Rows::piece, columns - first);
+          A* logits = call.stage(task);
+          for (index_type r = 0; r < tile.rows; ++r) {
+            if (c != of_chunk)
+              std::tie(max[r], factor[r]) = work.numbers_of_chunk(states[r * chunks + c], results[r]);
+            const RowAccess<Problem> row(call.problem, tile.first + r);
+            if constexpr (direct && std::is_same_v<typename Problem::In, A>) {
+              from[r] = row.x + first;
+            } else {
+              logits += Rows::pitch_of_piece;
+              work.load_logits(row, first, count, logits);
+              from[r] = logits;
+            }
+          }
+          of_chunk = c;
+          for (index_type r = tile.rows; r % Ops::width != 0; ++r) from[r] = from[r - 1];
+          const index_type distance = call.problem.geometry.y_column_stride;
+          write_transposed_values(from, tile.rows, count, tile.y + first * distance, distance, call.stream,
+                                  formula);
+        }
+      }
+      finish_streaming(call.stream);
+    }
+  };
+
+  template <Operation operation, bool direct, class Exec, class Problem>
+  static void run_transposed_rows(const Exec& exec, const Problem& problem) {
+    const TransposedRows<Problem> rows(problem, exec.concurrency(), HostCaches::shared() / 2);
+    const Call<Problem> call(exec, rows.problem());
+    const index_type chunks = SimdRowsPlan<Acc<Problem>>::chunks(problem.geometry.columns);
+    if (chunks == 1) {
+      const int tasks = call.tasks(rows.count());
+      launch_tasks(exec, call.label, tasks,
+                   WholeTransposedRows<operation, direct, Problem>{call, rows, tasks});
+      return;
+    }
+    for (index_type first = 0; first < rows.count(); first += rows.of_group()) {
+      const index_type tiles = std::min(rows.of_group(), rows.count() - first);
+      const auto begin = rows.tile(first), last = rows.tile(first + tiles - 1);
+      const index_type of_tiles = last.first + last.rows - begin.first;
+      const int tasks = call.tasks(of_tiles * chunks);
+      launch_tasks(
+          exec, call.label + "::reduce", tasks,
+          SharedRows<operation, direct, Problem>{call, tasks, begin.first, of_tiles, false, false, false});
+      launch_tasks(exec, call.label + "::write", tasks,
+                   WriteTransposedRows<operation, direct, Problem>{call, rows, tasks, first, tiles});
     }
   }
 
@@ -386,7 +522,21 @@ struct SimdRows {
   template <Operation operation, class Exec, class Problem>
   static void run_tiles(const Exec& exec, const Problem& problem) {
     const Call<Problem> call(exec, problem);
-    const SimdTiles tiles = SimdTiles::of(problem, call.threads, HostCaches::longest_stage(call.threads));
+    const std::size_t stage_bytes = HostCaches::longest_stage(call.threads);
+    if constexpr (operation != Operation::logsumexp) {
+      if (Transposed::columns(problem)) {
+        using Wide = TransposedTile<Problem, SimdTile<Problem, operation>>;
+        const SimdTiles tiles = Wide::tiles(problem, call.threads, stage_bytes);
+        if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity>) {
+          using Dense = TransposedTile<Problem, SimdDense<Problem, operation>>;
+          if (tiles.dense) return launch_tiles<operation, Dense>(exec, call, tiles);
+        }
+        if (tiles.wide) return launch_tiles<operation, Wide>(exec, call, tiles);
+        return launch_tiles<operation, TransposedTile<Problem, SimdRuns<Problem, operation>>>(exec, call,
+                                                                                              tiles);
+      }
+    }
+    const SimdTiles tiles = SimdTiles::of(problem, call.threads, stage_bytes);
     if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity> &&
                   operation != Operation::logsumexp) {
       if (tiles.dense) return launch_tiles<operation, SimdDense<Problem, operation>>(exec, call, tiles);

@@ -11,6 +11,7 @@
 #define KOKKOSSOFTMAX_SIMDRUNS_HPP
 
 #include <impl/host/KokkosSoftmax_SimdTile.hpp>
+#include <impl/host/KokkosSoftmax_SimdTranspose.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -48,52 +49,6 @@ CopyUnits copy_of_units(int size, int& rest) {
   if constexpr (bytes < 64) return copy_of_units<2 * bytes>(size, rest);
   return nullptr;
 }
-
-#if defined(__AVX2__)
-/// Of n rows of 16 bytes, as matrices of n x n units.
-template <int n>
-KOKKOSSOFTMAX_HOST_FUNCTION void transpose(__m128i* v) {
-  if constexpr (n == 2) {
-    const __m128i low = _mm_unpacklo_epi64(v[0], v[1]);
-    v[1] = _mm_unpackhi_epi64(v[0], v[1]);
-    v[0] = low;
-  } else if constexpr (n == 4) {
-    const __m128i a = _mm_unpacklo_epi32(v[0], v[1]), b = _mm_unpackhi_epi32(v[0], v[1]);
-    const __m128i c = _mm_unpacklo_epi32(v[2], v[3]), d = _mm_unpackhi_epi32(v[2], v[3]);
-    v[0] = _mm_unpacklo_epi64(a, c);
-    v[1] = _mm_unpackhi_epi64(a, c);
-    v[2] = _mm_unpacklo_epi64(b, d);
-    v[3] = _mm_unpackhi_epi64(b, d);
-  } else {
-    __m128i pairs[8];
-    for (int i = 0; i < 4; ++i) {
-      pairs[i] = _mm_unpacklo_epi16(v[2 * i], v[2 * i + 1]);
-      pairs[4 + i] = _mm_unpackhi_epi16(v[2 * i], v[2 * i + 1]);
-    }
-    transpose<4>(pairs);
-    transpose<4>(pairs + 4);
-    for (int i = 0; i < 8; ++i) v[i] = pairs[i];
-  }
-}
-
-/// Rows of `count` units, n of them, each contiguous, to columns, or back; returns how many units were moved.
-template <int n, bool back>
-int transpose_units(char* const* rows, char* columns, index_type distance, int count) {
-  constexpr int size = 16 / n;
-  int c = 0;
-  for (; c + n <= count; c += n) {
-    __m128i v[n];
-    for (int i = 0; i < n; ++i)
-      v[i] = _mm_loadu_si128(
-          reinterpret_cast<const __m128i*>(back ? columns + (c + i) * distance : rows[i] + c * size));
-    transpose<n>(v);
-    for (int i = 0; i < n; ++i)
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(back ? rows[i] + c * size : columns + (c + i) * distance),
-                       v[i]);
-  }
-  return c;
-}
-#endif
 
 /// Moves units between runs of `count` of them, at a distance of `run_distance`, and columns of units side by
 /// side, at a distance of `distance`, a few runs at a time: runs whose units continue each other are one run
@@ -539,9 +494,8 @@ class SimdRuns : SimdLanes<Problem, operation> {
     for_each_run(g, [&](int, int) { mover.add(std::exchange(at, at + bytes)); });
     mover.finish();
     at = waiting;
-    for_each_run(g, [&](int run, int b) {
-      Lanes::stream_bytes(output_of(run, b), std::exchange(at, at + bytes), bytes);
-    });
+    for_each_run(
+        g, [&](int run, int b) { stream_bytes(output_of(run, b), std::exchange(at, at + bytes), bytes); });
   }
   char* output_of(int run, int b) const {
     return reinterpret_cast<char*>(problem_.y + y_offset_[run] + (begin_ + b * block) * y_distance());

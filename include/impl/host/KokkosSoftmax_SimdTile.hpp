@@ -66,7 +66,8 @@ struct SimdTiles {
   bool dense = false;  ///< a tile is a run of few neighbours whose columns continue each other in x and y
 
   template <class Problem>
-  static SimdTiles of(const Problem& problem, int concurrency, std::size_t stage_bytes) {
+  static SimdTiles of(const Problem& problem, int concurrency, std::size_t stage_bytes,
+                      index_type most_lanes = SimdTilePlan<typename Problem::Acc>::most_lanes) {
     using Acc = typename Problem::Acc;
     using Plan = SimdTilePlan<Acc>;
     const RowGeometry& g = problem.geometry;
@@ -100,15 +101,15 @@ struct SimdTiles {
       tiles.count = ceil_div(all, tiles.runs);
       return tiles;
     }
-    index_type most = Plan::most_lanes, units = 1;
+    index_type most = std::min<index_type>(most_lanes, Plan::most_lanes), units = 1;
     if (Plan::chunks(g.columns) == 1) {
       most = std::min(
           most, static_cast<index_type>(stage_bytes / sizeof(Acc)) / (Plan::blocks(g.columns) * Plan::block) -
                     Plan::width);
-      most = most / Plan::fewest_lanes * Plan::fewest_lanes;
     } else {
       units = Plan::chunks(g.columns);
     }
+    most = most / Plan::fewest_lanes * Plan::fewest_lanes;
     // Enough of them for all threads, but no more than that where they are so narrow that threads get into
     // each other's way where their lines meet; of one size, so that none is left with a few rows.
     const index_type all = g.rows * units;
@@ -196,18 +197,6 @@ class SimdLanes {
   /// what is around it.)
   KOKKOSSOFTMAX_HOST_FUNCTION static Vector share_of_block(const Vector& sum, const Vector& factor) {
     return rounded_product_of_vectors<Ops>(sum, factor);
-  }
-
-  /// `count` bytes past the caches, but for parts of lines at their ends.
-  static void stream_bytes(char* to, const char* from, int count) {
-    const int head = std::min(count, static_cast<int>(-reinterpret_cast<std::uintptr_t>(to) % 64));
-    int i = head;
-    if (head > 0) std::memcpy(to, from, static_cast<std::size_t>(head));
-    for (; i + 64 <= count; i += 64) {
-      announce_next_page(to + i, 64);
-      Ops::stream_line(to + i, from + i);
-    }
-    if (i < count) std::memcpy(to + i, from + i, static_cast<std::size_t>(count - i));
   }
 
   /// [max, sum] of each lane over `count` of them, in order.
