@@ -273,23 +273,25 @@ TYPED_TEST(Determinism, EveryMisalignmentWithABias) {
 struct FillOperands {
   bool* keep;
   float* bias;
+  std::int64_t stride = 1;
   KOKKOS_FUNCTION void operator()(std::int64_t i) const {
-    keep[i] = i % 7 != 3 && i % 11 != 5;
-    bias[i] = static_cast<float>(i % 13) * 0.125f;
+    keep[i * stride] = i % 7 != 3 && i % 11 != 5;
+    bias[i * stride] = static_cast<float>(i % 13) * 0.125f;
   }
 };
 
-// A mask and a bias give the same bits wherever they begin: they are read in vectors where they are aligned.
+// A mask and a bias give the same bits wherever they begin, and side by side or not: they are read in vectors
+// where they are aligned, and by way of shared memory.
 template <class T, class Exec>
-void check_places_of_operands(std::initializer_list<std::int64_t> lengths) {
+void check_places_of_operands(std::initializer_list<std::int64_t> lengths, std::int64_t rows = 5) {
   using Memory = typename Exec::memory_space;
-  constexpr std::int64_t rows = 5, places = 9;
+  constexpr std::int64_t places = 10;  // the last one with every other element alone
   const Exec exec;
   for (const std::int64_t columns : lengths) {
     const std::int64_t size = rows * columns;
     const Kokkos::View<T**, Kokkos::LayoutRight, Memory> x("x", rows, columns), y("y", rows, columns);
-    const Kokkos::View<bool*, Memory> keep("keep", size + places);
-    const Kokkos::View<float*, Memory> bias("bias", size + places);
+    const Kokkos::View<bool*, Memory> keep("keep", 2 * size + places);
+    const Kokkos::View<float*, Memory> bias("bias", 2 * size + places);
     Kokkos::parallel_for("fill", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, size),
                          Fill<T>{x.data(), columns, columns, 1});
     for (const auto& name : implementations_and_default<Exec>(Operation::softmax)) {
@@ -297,14 +299,14 @@ void check_places_of_operands(std::initializer_list<std::int64_t> lengths) {
       if (!name.empty()) forced.emplace(name);
       std::vector<T> expected;
       for (std::int64_t place = 0; place < places; ++place) {
+        const std::int64_t stride = place == places - 1 ? 2 : 1;
         Kokkos::parallel_for("fill",
                              Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, size),
-                             FillOperands{keep.data() + place, bias.data() + place});
+                             FillOperands{keep.data() + place, bias.data() + place, stride});
         using Unmanaged = Kokkos::MemoryTraits<Kokkos::Unmanaged>;
-        const Kokkos::View<const bool**, Kokkos::LayoutRight, Memory, Unmanaged> keep_here(
-            keep.data() + place, rows, columns);
-        const Kokkos::View<const float**, Kokkos::LayoutRight, Memory, Unmanaged> bias_here(
-            bias.data() + place, rows, columns);
+        const auto layout = kokkos_layout(Layout{{rows, columns}, {columns * stride, stride}});
+        const StridedView<const bool, 2, Exec> keep_here(keep.data() + place, layout);
+        const StridedView<const float, 2, Exec> bias_here(bias.data() + place, layout);
         try {
           ks::softmax(exec, x, y, ks::mask(keep_here) | ks::bias(bias_here));
         } catch (const std::invalid_argument&) {
@@ -323,7 +325,15 @@ void check_places_of_operands(std::initializer_list<std::int64_t> lengths) {
   }
 }
 TYPED_TEST(Determinism, OperandsAtAnyPlace) {
-  check_places_of_operands<float, TypeParam>({64, 100, 259, 1000, 4096, 12288, 20000});
+  check_places_of_operands<float, TypeParam>({64, 100, 259, 1000, 1025, 4096, 6001, 12288, 16383, 20000});
+}
+TYPED_TEST(Determinism, OperandsOf16BitsAtAnyPlace) {
+  check_places_of_operands<bhalf_t, TypeParam>({1000, 1025, 4097, 16383});
+}
+// So many that each has a warp.
+TYPED_TEST(Determinism, OperandsOfManyRowsAtAnyPlace) {
+  check_places_of_operands<float, TypeParam>({577, 1023}, 515);
+  check_places_of_operands<bhalf_t, TypeParam>({1001}, 515);
 }
 
 // The implementations between which the number of rows decides agree to the bit, wherever both take a call:

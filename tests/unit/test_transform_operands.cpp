@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The KokkosSoftmax authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows of 16 bits in whole vectors whose operands lie at the same boundaries: CUDA reads both at once there,
-// does not look for logits of -inf where a transform keeps them, and reads nothing behind the last logit that
-// is kept.
+// Operands that have a value for each logit. Rows of 16 bits in whole vectors whose operands lie at the same
+// boundaries: CUDA reads both at once there, does not look for logits of -inf where a transform keeps them,
+// and reads nothing behind the last logit that is kept. Rows that are no whole vectors.
 #include "../support/transform_cases.hpp"
 
 namespace {
@@ -95,6 +95,71 @@ TYPED_TEST(TransformOperands, CausalWithOperands) {
                                      ks::mask(keep.template view<1>()));
     }
   }
+}
+
+// Rows that are no whole vectors: CUDA brings longer ones, and their operands, to shared memory, from any
+// boundary; operands that are the same for other rows, too, in another way.
+template <class T, class Exec>
+void check_odd_rows(std::int64_t rows, std::int64_t columns) {
+  const Scalar scalar = scalar_of<T>;
+  const Accumulator acc(scalar, scalar);
+  const std::vector<std::int64_t> extents = {2, rows, columns};
+  for (const bool dense : {true, false}) {
+    auto c = dense_case(scalar, columns);
+    c.extents = extents;
+    c.logits = random_values(scalar, c.size(), -5, 5);
+    for (std::size_t i = 0; i < c.logits.size(); i += 13) c.logits[i] = -reference::infinity;
+    if (!dense) {
+      c.in = reference::right(extents, 3, 5);
+      c.out = reference::right(extents, 2, 1);
+    }
+    for (const auto& of_mask : {extents, std::vector<std::int64_t>{2, 1, columns}, {columns}}) {
+      auto flags = random_flags(product(of_mask));
+      std::fill_n(flags.begin(), columns - 1, 0.0);  // a row of hardly anything
+      flags[static_cast<std::size_t>(columns) - 1] = 1;
+      const Operand<bool, Exec> keep(of_mask, flags, dense);
+      const Operand<T, Exec> add(extents, random_values(scalar, c.size(), -4, 4, 23), dense);
+      const auto kept = keep.at(c);
+      auto masked = c;
+      for (std::int64_t i = 0; i < c.size(); i += 5) {
+        if (kept({i / columns, i % columns, 0}) == 0)
+          masked.logits[static_cast<std::size_t>(i)] = reference::nan;
+      }
+      masked.chain = {reference::bias(acc, add.at(c)),
+                      reference::mask([kept](Position p) { return kept(p) != 0; }),
+                      reference::causal(columns / 2)};
+      const auto in_all = [&](const auto& mask) {
+        const auto transform = ks::bias(add.template view<3>()) | mask | ks::causal(columns / 2);
+        check<T, T, 3>(Exec(), masked, true, transform);
+        if (!dense) {
+          auto in_place = masked;
+          in_place.in_place = true;
+          run_case<T, T, 3>(Exec(), Operation::softmax, in_place, "", transform);
+        }
+      };
+      if (of_mask.size() == 1) {
+        in_all(ks::mask(keep.template view<1>()));
+      } else {
+        in_all(ks::mask(keep.template view<3>()));
+      }
+    }
+  }
+}
+
+TYPED_TEST(TransformOperands, OddRowsOfABlock) {
+  for (const std::int64_t columns : {1025, 2047, 9001, 16383}) {
+    check_odd_rows<bhalf_t, TypeParam>(2, columns);
+  }
+  check_odd_rows<half_t, TypeParam>(2, 1500);
+  check_odd_rows<float, TypeParam>(2, 1153);
+  check_odd_rows<float, TypeParam>(2, 8193);
+  check_odd_rows<double, TypeParam>(2, 3001);
+}
+
+// More than 512 rows of 577 columns or more have a warp each.
+TYPED_TEST(TransformOperands, OddRowsOfAWarp) {
+  check_odd_rows<float, TypeParam>(258, 579);
+  check_odd_rows<bhalf_t, TypeParam>(258, 1001);
 }
 
 // A factor below 0 does not keep -inf, one of 0 makes NaN of it: both are looked for.

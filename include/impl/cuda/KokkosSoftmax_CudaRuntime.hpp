@@ -101,12 +101,13 @@ bool has_grid_dependency_wait(Kernel* kernel) {
   return attributes.ptxVersion >= 90;
 }
 
-/// Launches a kernel of one argument. One that begins with grid_dependency_wait() may be `early`: its blocks
+/// Launches a kernel. One that begins with grid_dependency_wait() may be `early`: its blocks
 /// are then on their way to the multiprocessors while the kernel before it in the stream ends (programmatic
 /// dependent launch).
-template <class Argument>
-void launch_kernel(const Kokkos::Cuda& exec, void (*kernel)(Argument), bool early, unsigned blocks,
-                   int threads, std::size_t shared_bytes, const Argument& argument) {
+template <class... Arguments>
+void launch_kernel(const Kokkos::Cuda& exec, void (*kernel)(Arguments...), bool early, unsigned blocks,
+                   int threads, std::size_t shared_bytes,
+                   const std::type_identity_t<Arguments>&... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -117,8 +118,8 @@ void launch_kernel(const Kokkos::Cuda& exec, void (*kernel)(Argument), bool earl
   config.stream = exec.cuda_stream();
   config.attrs = &attribute;
   config.numAttrs = early ? 1 : 0;
-  void* arguments[] = {const_cast<Argument*>(&argument)};
-  check_cuda(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments),
+  void* addresses[] = {const_cast<Arguments*>(&arguments)...};
+  check_cuda(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), addresses),
              "cudaLaunchKernelExC");
 }
 

@@ -7,7 +7,8 @@
 ///   vectors       rows of whole vectors of 16 bytes: neighbours lie in one thread. Off a boundary they are
 ///                 read in words of 4 bytes, and written by way of an image of the row in shared memory.
 ///   interleaved   rows of any other length: neighbours lie in neighbouring threads, so that accesses of
-///                 single elements coalesce at any alignment.
+///                 single elements coalesce at any alignment. Elements smaller than 4 bytes, of x, of y or of
+///                 operands, go by way of shared memory where rows are long.
 ///   by address    16 bits in and out without a transform (PackedRow): vectors of 16 bytes begin at the
 ///                 boundaries of memory, wherever the row begins. Sums of these rows are exact, so that which
 ///                 thread adds what makes no difference.
@@ -17,6 +18,7 @@
 
 #include <KokkosSoftmax_Transforms.hpp>
 #include <impl/cuda/KokkosSoftmax_RowMath.hpp>
+#include <impl/cuda/KokkosSoftmax_StagedColumns.hpp>
 
 namespace KokkosSoftmax::impl {
 
@@ -116,8 +118,9 @@ __device__ __forceinline__ void read_ends_of_row(const Out* y, int columns, int 
 
 /// Writes a row of y from its image in shared memory, where it begins at `image`. Threads take what lies
 /// between the boundaries of 16 bytes of global memory, at most `steps` of these vectors each. (Of rows that
-/// threads write in smaller parts, element by element.)
-template <int store_bytes, int steps, class Out, class Threads>
+/// threads write in smaller parts, element by element.) `alike`: the image begins as far behind a boundary as
+/// y.
+template <int store_bytes, int steps, bool alike = false, class Out, class Threads>
 __device__ void store_image(Out* y, const Out* image, int columns, const Threads& threads) {
   constexpr int bytes = sizeof(Out), width = 16 / bytes;
   const auto shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % 16);
@@ -130,7 +133,7 @@ __device__ void store_image(Out* y, const Out* image, int columns, const Threads
   for (int c = head + whole * width + threads.rank(); c < columns; c += threads.size()) y[c] = image[c];
   // The vectors between the boundaries, a few at once, so that their loads are under way together.
   const auto* const body = reinterpret_cast<const char*>(image + head);
-  const auto behind = static_cast<int>(reinterpret_cast<std::uintptr_t>(body) % 16);
+  const int behind = alike ? 0 : static_cast<int>(reinterpret_cast<std::uintptr_t>(body) % 16);
   const auto* const from = reinterpret_cast<const uint4*>(body - behind);
   auto* const to = reinterpret_cast<uint4*>(y + head);
   constexpr int at_once = steps < 4 ? steps : 4;
@@ -142,7 +145,8 @@ __device__ void store_image(Out* y, const Out* image, int columns, const Threads
     for (int k = 0; k < at_once; ++k) {
       const int i = (first + k) * threads.size() + threads.rank();
       // (Past the last one lies what was there before, or the padding.)
-      vector[k] = shifted_vector<bytes>(from + (i < whole ? i : 0), behind);
+      const uint4* const at = from + (i < whole ? i : 0);
+      vector[k] = alike ? *at : shifted_vector<bytes>(at, behind);
     }
 #pragma unroll
     for (int k = 0; k < at_once; ++k) {
@@ -197,8 +201,7 @@ struct RowRegisters {
   template <class Threads, class TransformRow>
   __device__ bool load(const In* x, int columns, const Threads& threads, const TransformRow& transform,
                        bool looks) {
-    // What no logit is kept of need not be read.
-    const auto end = static_cast<int>(Kokkos::max<index_type>(0, end_of_kept(transform, columns)));
+    const int end = end_of_read(transform, columns);
     if constexpr (interleaved) {
       load_interleaved(x, columns, end, threads, transform);
     } else {
@@ -220,6 +223,64 @@ struct RowRegisters {
       take_vectors(raw, end, threads, transform);
     }
     return true;
+  }
+
+  /// What no logit is kept of need not be read.
+  template <class TransformRow>
+  __device__ static int end_of_read(const TransformRow& transform, int columns) {
+    return static_cast<int>(Kokkos::max<index_type>(0, end_of_kept(transform, columns)));
+  }
+
+  /// load() of an interleaved row that ends at `end` from shared memory.
+  template <class Threads, class TransformRow>
+  __device__ void take_staged(const ColumnsInShared<In>& x, int columns, int end, const Threads& threads,
+                              const TransformRow& transform) {
+    const int first = interleaved_column(0, threads);
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (skips(k, columns, threads)) break;
+      if (is_full(k, end, threads)) {
+#pragma unroll
+        for (int step = k * width; step < (k + 1) * width; ++step) {
+          const int column = first + step * threads.count;
+          held[step] = transformed<Acc>(transform, load_as<Acc>(x(column)), column);
+        }
+      } else {
+#pragma unroll
+        for (int step = k * width; step < (k + 1) * width; ++step) {
+          const int column = first + step * threads.count;
+          held[step] = -infinity_v<Acc>;
+          if (column < end) held[step] = transformed<Acc>(transform, load_as<Acc>(x(column)), column);
+        }
+      }
+    }
+    __syncwarp();  // a warp that has a row alone writes its image in the same place
+  }
+
+  /// store() of an interleaved row by way of its image, which begins as far behind a boundary as y.
+  template <class Threads, class Output>
+  __device__ void store_by_image(Out* y, int columns, const Threads& threads, const Output& output) const {
+    auto* const image = reinterpret_cast<Out*>(threads.image + reinterpret_cast<std::uintptr_t>(y) % 16);
+    __builtin_assume(__isShared(image));
+    const int first = interleaved_column(0, threads);
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (skips(k, columns, threads)) break;
+      if (is_full(k, columns, threads)) {
+#pragma unroll
+        for (int step = k * width; step < (k + 1) * width; ++step)
+          image[first + step * threads.count] = store_as<Out>(output(held[step]));
+      } else {
+#pragma unroll
+        for (int step = k * width; step < (k + 1) * width; ++step) {
+          const int column = first + step * threads.count;
+          if (column < columns) image[column] = store_as<Out>(output(held[step]));
+        }
+      }
+    }
+    threads.synchronize();
+    constexpr int vectors_of_image = (count * static_cast<int>(sizeof(Out)) + 15) / 16;
+    store_image<16, vectors_of_image, true>(y, image, columns, threads);
   }
 
   /// Reads a row of vectors; past its end -inf.

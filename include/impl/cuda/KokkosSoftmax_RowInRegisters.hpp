@@ -503,6 +503,105 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
   }
 }
 
+/// The shared memory of a row that is staged: x and its operands, then y's image in their place. 0 bytes
+/// where it is not staged.
+struct StagedRowPlan {
+  int bytes = 0;
+  unsigned operands_by_l1 = 0;  ///< bit i: operand i is the same for the next row
+
+  template <class Problem>
+  static StagedRowPlan of(const Problem& problem, index_type most_bytes) {
+    const index_type columns = problem.geometry.columns;
+    StagedRowPlan plan;
+    index_type bytes = bytes_of_staged<typename Problem::In>(columns);
+    bool side_by_side = true;
+    // What all rows have is in L1. (One H200, a bias of bfloat16, fraction of a copy without and with this:
+    // 1001 columns 0.72 and 0.68, 2047 0.57 and 0.64, 4097 0.54 and 0.60; a bias with rows of its own 0.71
+    // and 0.97, 0.63 and 0.95, 0.59 and 0.92; a mask of float 0.79 and 0.96, 0.72 and 0.96, 0.69 and 0.95.)
+    bool is_faster = sizeof(typename Problem::In) == 2 && columns > 1024;
+    int i = 0;
+    problem.transform.visit_operands([&]<class T>(const LogitOperand<T>& operand) {
+      const int rank = operand.row_offset.rank;
+      const bool again = rank == 0 || operand.row_offset.stride[rank - 1] == 0;
+      if (again) plan.operands_by_l1 |= 1u << i;
+      is_faster = is_faster || !again;
+      side_by_side = side_by_side && operand.column_stride == 1;
+      bytes += bytes_of_staged<T>(columns);
+      ++i;
+    });
+    bytes = std::max(bytes, bytes_of_staged<typename Problem::Out>(columns));
+    if (side_by_side && is_faster && bytes <= most_bytes) plan.bytes = static_cast<int>(bytes);
+    return plan;
+  }
+};
+
+/// Interleaved rows by way of shared memory, a block or, with ReduceGroup, a warp each; to the same bits.
+template <int vectors, int most_threads, int least_blocks, class Reduce, class Problem>
+__global__ void __launch_bounds__(most_threads, least_blocks)
+    staged_row_kernel(const __grid_constant__ Problem problem, const StagedRowPlan plan) {
+  using In = typename Problem::In;
+  using Out = typename Problem::Out;
+  using Registers = RegistersOf<Problem, vectors, true>;
+  constexpr bool of_warp = std::is_same_v<Reduce, ReduceGroup<typename Problem::Acc, 32>>;
+  extern __shared__ __align__(16) char shared_of_rows[];
+  const RowGeometry& g = problem.geometry;
+  grid_dependency_wait();
+  const auto thread = static_cast<int>(threadIdx.x);
+  const index_type position =
+      of_warp ? static_cast<index_type>(blockIdx.x) * (most_threads / 32) + thread / 32 : blockIdx.x;
+  if (position >= g.rows) return;
+  char* const shared = of_warp ? shared_of_rows + thread / 32 * plan.bytes : shared_of_rows;
+  const auto threads = [&] {
+    if constexpr (of_warp) {
+      return LanesOfRow<32>{thread % 32, shared};
+    } else {
+      return BlockOfRow{thread, static_cast<int>(blockDim.x), shared};
+    }
+  }();
+  const auto columns = static_cast<int>(g.columns);
+  const RowGeometry::Row where = g.row(position);
+  Out* const y = problem.y + where.y_offset;
+  if constexpr (of_warp) {
+    if (const int gap = gap_to_read(problem); gap > 0)
+      read_ends_of_row(y, columns, gap, threads.rank() == 0, threads.rank() == 1);
+  }
+  const auto transform_of_row = problem.transform.at_row(where.index);
+  const int end = Registers::end_of_read(transform_of_row, columns);
+  const auto x = stage_columns(problem.x + where.x_offset, end, shared, threads, false);
+  char* to = shared + bytes_of_staged<In>(columns);
+  unsigned by_l1 = plan.operands_by_l1;
+  const auto transform = map_operands(transform_of_row, [&](const auto& operand) {
+    const auto staged = stage_columns(operand.data, end, to, threads, by_l1 & 1);
+    to += bytes_of_staged<std::remove_cvref_t<decltype(*operand.data)>>(columns);
+    by_l1 /= 2;
+    return staged;
+  });
+  cp_async_wait_all();
+  threads.synchronize();
+  Registers row;
+  const auto with = [&](const Reduce& reduce) {
+    softmax_in_registers(
+        row, threads, problem, y, threads.rank() == 0, reduce,
+        [&](bool) {
+          row.take_staged(x, columns, end, threads, transform);
+          return true;
+        },
+        [&](const auto& output) {
+          if constexpr (sizeof(Out) == 2) {
+            row.store_by_image(y, columns, threads, output);
+          } else {
+            row.store(y, columns, true, threads, output);
+          }
+        });
+  };
+  if constexpr (of_warp) {
+    with(Reduce{});
+  } else {
+    __shared__ typename Reduce::Shared shared_of_reduction;
+    with(Reduce{shared_of_reduction, {}});
+  }
+}
+
 /// How rows are spread over registers; by length and type alone, where that decides the bits.
 template <class Problem>
 struct RowInRegistersPlan {
@@ -523,6 +622,7 @@ struct RowInRegistersPlan {
   static constexpr bool interleaves(index_type columns) {
     return !is_packed<Problem> && columns % width != 0;
   }
+  static constexpr bool may_stage = operands_of<typename Problem::Transform> != 0;
 
   /// Whether so few vectors a thread are filled well by rows of so many. Else threads have up to 8: five of
   /// them at least, so that few threads hold nothing. (65 columns of float on one H200: 0.34 of a copy with
@@ -586,7 +686,22 @@ bool lies_anywhere(const Problem& problem) {
          (writes_rows && alignment.difference % 16 != 0);
 }
 
-/// Launches one of these kernels. `image_bytes` of shared memory where rows have to be shifted.
+template <auto kernel, class... Arguments>
+void launch_with_shared(const Kokkos::Cuda& exec, const std::string& label, index_type blocks, int threads,
+                        int bytes, const Arguments&... arguments) {
+  constexpr int always_allowed = 40 * 1024;  // beside what a kernel declares
+  if (bytes > always_allowed) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "cudaFuncSetAttribute");
+  }
+  static const bool early = has_grid_dependency_wait(kernel);
+  launch_labelled(exec, label, [&] {
+    launch_kernel(exec, kernel, early, static_cast<unsigned>(std::max<index_type>(1, blocks)), threads,
+                  static_cast<std::size_t>(bytes), arguments...);
+  });
+}
+
+/// Launches one of these kernels with `image_bytes` of shared memory where rows have to be shifted.
 template <auto kernel, class Registers, class Problem>
 void launch_rows_kernel(const Kokkos::Cuda& exec, const char* name, index_type blocks, int threads,
                         int image_bytes, const Problem& problem) {
@@ -594,17 +709,22 @@ void launch_rows_kernel(const Kokkos::Cuda& exec, const char* name, index_type b
   const bool writes_rows = problem.operation != Operation::logsumexp;
   const bool has_image = is_packed<Problem> ? writes_rows && alignment.difference % 16 != 0
                                             : writes_rows && alignment.y % Registers::store_bytes != 0;
-  const int bytes = has_image ? image_bytes : 0;
-  constexpr int always_allowed = 40 * 1024;  // beside what a kernel declares
-  if (bytes > always_allowed) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "cudaFuncSetAttribute");
-  }
-  static const bool early = has_grid_dependency_wait(kernel);
-  launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-    launch_kernel(exec, kernel, early, static_cast<unsigned>(std::max<index_type>(1, blocks)), threads,
-                  static_cast<std::size_t>(bytes), problem);
-  });
+  launch_with_shared<kernel>(exec, kernel_label(problem.operation, name), blocks, threads,
+                             has_image ? image_bytes : 0, problem);
+}
+
+/// Launches a kernel of staged rows if these are to be staged; whether.
+template <auto kernel, class Problem>
+bool launch_staged(const Kokkos::Cuda& exec, const char* name, int threads, int rows_of_block,
+                   const Problem& problem) {
+  const index_type most_bytes = static_cast<index_type>(exec.cuda_device_prop().sharedMemPerBlockOptin) -
+                                4096;  // beside what the kernel declares
+  const auto plan = StagedRowPlan::of(problem, most_bytes / rows_of_block);
+  if (plan.bytes == 0) return false;
+  launch_with_shared<kernel>(exec, kernel_label(problem.operation, name),
+                             (problem.geometry.rows + rows_of_block - 1) / rows_of_block, threads,
+                             rows_of_block * plan.bytes, problem, plan);
+  return true;
 }
 
 struct WarpPerRow {
@@ -641,6 +761,16 @@ struct WarpPerRow {
       } else if (columns <= 16 * elements / 2) {
         launch<vectors, true, 16>(exec, problem);
       } else {
+        if constexpr (Plan::may_stage) {
+          using Reduce = ReduceGroup<typename Problem::Acc, 32>;
+          // `reserve` launches over no rows: that loads the other kernels, too, which a capture could not do.
+          const index_type rows = problem.geometry.rows;
+          if ((rows == 0 || rows > most_rows_in_warps) &&
+              launch_staged<&staged_row_kernel<vectors, 128, 3, Reduce, Problem>>(exec, name, 128, 4,
+                                                                                  problem) &&
+              rows > 0)
+            return;
+        }
         launch_warp_or_warps<vectors, true>(exec, problem);
       }
     }
@@ -781,6 +911,15 @@ struct BlockPerRow {
       }
     } else if (Plan::interleaves(columns)) {
       constexpr int vectors = Plan::interleaved_vectors, elements = Plan::interleaved_elements;
+      if constexpr (Plan::may_stage) {
+        using Reduce = ReduceWarps<typename Problem::Acc>;
+        const int threads = Plan::threads_of_block(columns, elements);
+        if (columns <= 256 * elements ? launch_staged<&staged_row_kernel<vectors, 256, 3, Reduce, Problem>>(
+                                            exec, name, threads, 1, problem)
+                                      : launch_staged<&staged_row_kernel<vectors, 512, 2, Reduce, Problem>>(
+                                            exec, name, threads, 1, problem))
+          return;
+      }
       if (columns <= 256 * elements) {
         launch_256<vectors, true>(exec, problem, elements);
       } else {
