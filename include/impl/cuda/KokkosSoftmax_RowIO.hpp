@@ -7,8 +7,8 @@
 ///   vectors       rows of whole vectors of 16 bytes: neighbours lie in one thread. Off a boundary they are
 ///                 read in words of 4 bytes, and written by way of an image of the row in shared memory.
 ///   interleaved   rows of any other length: neighbours lie in neighbouring threads, so that accesses of
-///                 single elements coalesce at any alignment. Elements smaller than 4 bytes, of x, of y or of
-///                 operands, go by way of shared memory where rows are long.
+///                 single elements coalesce at any alignment. Long rows with operands, and these, are read
+///                 by way of shared memory (StagedRowPlan says which), those of 16 bits written so, too.
 ///   by address    16 bits in and out without a transform (PackedRow): vectors of 16 bytes begin at the
 ///                 boundaries of memory, wherever the row begins. Sums of these rows are exact, so that which
 ///                 thread adds what makes no difference.
