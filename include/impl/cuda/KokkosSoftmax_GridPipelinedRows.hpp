@@ -1180,9 +1180,11 @@ struct GridPipelinedRows {
       index_type held = GridPipelinedShape::slices_held(plan.slices, capacity(), shape.operand_slots > 0);
       if (part_held >= 0)
         held = std::min(plan.slices, static_cast<index_type>(part_held * static_cast<double>(capacity())));
-      // Where these need their operands until they are finished.
-      if (shape.operand_slots > 0 && !GridPipelinedBlock<Problem>::writes_back(problem.operation, shape))
-        held = std::min(held, static_cast<index_type>(device.multiprocessors) * shape.operand_slots);
+      // Where these keep their operands until they are finished, there has to be room for all of them: a
+      // slice that was handed out must not wait for another one of its row.
+      if (shape.operand_slots > 0 && shape.operand_slots < shape.slots &&
+          !GridPipelinedBlock<Problem>::writes_back(problem.operation, shape))
+        held = 0;
       if (held > 0) copies = GridPipelinedShape::most_copies_of_held_rows;
       shape.slices_reread = plan.slices - held;
       shape.slices_kept =
