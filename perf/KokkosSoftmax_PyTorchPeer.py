@@ -7,15 +7,17 @@
 
 runs ours, PyTorch, ours, PyTorch on one shape after the other and prints one table, so that both and the
 copy have met the same machine: memory's speed changes from hour to hour on a machine that is shared. Without
---compare, PyTorch is measured alone. With --peer, torch.compile and QuACK take turns too. Bytes are those of
-the input and the output; times are medians over rounds, after a warm-up, of calls into an output that exists
-already (out=); what torch.compile made and QuACK return a new one, which PyTorch's allocator has at hand.
+--compare, PyTorch is measured alone. With --peer, torch.compile, the cuDNN that PyTorch brings and QuACK
+take turns too. Bytes are those of the input and the output; times are medians over rounds, after a warm-up,
+of calls into an output that exists already (out=); what torch.compile made and QuACK return a new one, which
+PyTorch's allocator has at hand.
 
 Exit status: 0 when everything ran, 1 when something could not run or a result of ours was out of tolerance,
 2 for wrong flags.
 """
 
 import argparse
+import ctypes
 import json
 import math
 import os
@@ -29,7 +31,7 @@ import time
 # started from here would inherit that.
 CORES = os.sched_getaffinity(0)
 
-PEERS = {"eager": "PyTorch", "compiled": "torch.compile", "quack": "QuACK"}
+PEERS = {"eager": "PyTorch", "compiled": "torch.compile", "cudnn": "cuDNN", "quack": "QuACK"}
 BACKENDS = {"cpu": ("OpenMP", "Threads", "HPX", "Serial"), "cuda": ("Cuda", "HIP")}
 FIT_ROWS = 4096
 
@@ -39,7 +41,7 @@ def parse():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--compare", metavar="PROGRAM", help="kokkossoftmax_compare, to run in turns with PyTorch")
-    parser.add_argument("--peer", default="eager", help="comma list of eager (PyTorch), compiled (torch.compile), quack, or all")
+    parser.add_argument("--peer", default="eager", help="comma list of eager (PyTorch), compiled (torch.compile), cudnn, quack, or all")
     parser.add_argument("--operation", default="softmax", help="comma list of softmax, log_softmax, logsumexp, or all")
     parser.add_argument(
         "--shape",
@@ -116,6 +118,10 @@ class Case:
             torch.compiler.reset()  # else a tenth shape falls back to the interpreter
             compiled = torch.compile(plain, dynamic=False)
             return lambda: compiled(x)
+        if peer == "cudnn":
+            if self.operation == "logsumexp" or axis != 1 or kind or self.device != "cuda":
+                raise LookupError("cuDNN is measured on softmax and log_softmax along the last axis, with one type, on CUDA alone")
+            return cudnn_call(torch, x, y, self.operation)
         if self.operation != "softmax" or axis != 1 or kind or self.device != "cuda":
             raise LookupError("QuACK has softmax along the last axis, with one type, on CUDA alone")
         try:
@@ -123,6 +129,36 @@ class Case:
         except ImportError as error:
             raise LookupError(f"QuACK cannot be imported: {error}") from error
         return lambda: softmax_fwd(x)
+
+
+def cudnn_call(torch, x, y, operation):
+    """cudnnSoftmaxForward on PyTorch's current stream; LookupError where there is no cuDNN, or it refuses."""
+    if not torch.backends.cudnn.is_available():
+        raise LookupError("this PyTorch has no cuDNN")
+    library = ctypes.CDLL(f"libcudnn.so.{torch.backends.cudnn.version() // 10000}")
+    library.cudnnGetErrorString.restype = ctypes.c_char_p
+
+    def check(status):
+        if status != 0:
+            raise LookupError(f"cuDNN: {library.cudnnGetErrorString(status).decode()}")
+
+    handle, descriptor = ctypes.c_void_p(), ctypes.c_void_p()
+    check(library.cudnnCreate(ctypes.byref(handle)))
+    check(library.cudnnCreateTensorDescriptor(ctypes.byref(descriptor)))
+    # cudnnDataType_t, CUDNN_TENSOR_NCHW, CUDNN_SOFTMAX_ACCURATE or _LOG, CUDNN_SOFTMAX_MODE_INSTANCE
+    kind = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}[x.dtype]
+    check(library.cudnnSetTensor4dDescriptor(descriptor, 0, kind, *x.shape, 1, 1))
+    algorithm = {"softmax": 1, "log_softmax": 2}[operation]
+    factor = ctypes.c_double if x.dtype == torch.float64 else ctypes.c_float
+    one, zero = factor(1), factor(0)
+
+    def call():
+        check(library.cudnnSetStream(handle, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)))
+        operands = (descriptor, ctypes.c_void_p(x.data_ptr()), ctypes.byref(zero), descriptor, ctypes.c_void_p(y.data_ptr()))
+        check(library.cudnnSoftmaxForward(handle, algorithm, 0, ctypes.byref(one), *operands))
+        return y
+
+    return call
 
 
 class Peer:

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // The measurements behind include/impl/cuda/KokkosSoftmax_CudaTuning.hpp: grid_pipelined_rows with slices of
-// several sizes, rows held or read twice, as a fraction of cudaMemcpy of the same bytes in the same run; 1
-// GiB in and 1 GiB out.
+// several sizes, rows held in the ring as far as it goes, up to 0.7 of it, or read twice, as a fraction of
+// cudaMemcpy of the same bytes in the same run; 1 GiB in and 1 GiB out.
 //
 //   kokkossoftmax_tune_sliced_rows
 #include <KokkosSoftmax.hpp>
@@ -70,10 +70,17 @@ void sweep() {
   });
   std::printf("%s, fraction of a copy at %.0f GB/s\n%10s %10s", ks::scalar_name<T>(),
               2e-6 * static_cast<double>(total * sizeof(T)) / copy, "rows", "columns");
-  constexpr int slice_bytes[] = {24576, 32768, ReductionPlan::largest_slice_bytes};
-  for (const int bytes : slice_bytes) std::printf("  %5d held  %5d twice", bytes, bytes);
+  constexpr int slice_bytes[] = {20480, 24576, 32768, ReductionPlan::largest_slice_bytes};
+  constexpr double parts_held[] = {1, 0.7, 0};
+  for (const int bytes : slice_bytes) {
+    for (const double part : parts_held) std::printf("  %5d/%.1f", bytes, part);
+  }
   std::printf("\n");
-  for (index_type row_bytes = 32768; row_bytes <= (index_type(1) << 26); row_bytes *= 2) {
+  std::vector<index_type> lengths;
+  for (index_type bytes = 32768; bytes < 8000000; bytes *= 2) lengths.push_back(bytes);
+  for (const index_type mega : {8, 9, 10, 11, 12, 14, 16, 20, 24, 32, 48, 64, 80})
+    lengths.push_back(mega * 1024 * 1024);
+  for (const index_type row_bytes : lengths) {
     const index_type columns = row_bytes / static_cast<index_type>(sizeof(T)), rows = total / columns;
     const Kokkos::View<T**, Kokkos::LayoutRight, Kokkos::CudaSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>
         from(x.data(), rows, columns), to(y.data(), rows, columns);
@@ -88,18 +95,19 @@ void sweep() {
         {}};
     std::printf("%10lld %10lld", static_cast<long long>(rows), static_cast<long long>(columns));
     for (const int bytes : slice_bytes) {
-      for (const bool twice : {false, true}) {
+      for (const double part : parts_held) {
         ReductionPlan plan = ReductionPlan::of<T>(columns);
         plan.slice_columns = bytes / static_cast<int>(sizeof(T));
         plan.slices = (columns + plan.slice_columns - 1) / plan.slice_columns;
-        plan.reads_twice = twice;
-        if (twice && plan.slices == 1) {
-          std::printf("  %11s", "");
+        plan.reads_twice = part < 1 || row_bytes > ReductionPlan::largest_row_bytes_held;
+        if (part < 1 && plan.slices == 1) {
+          std::printf("  %9s", "");
           continue;
         }
-        const float ms =
-            median_ms(exec.cuda_stream(), [&] { GridPipelinedRows::run_with(exec, problem, plan); });
-        std::printf("  %11.3f", copy / ms);
+        const float ms = median_ms(exec.cuda_stream(), [&] {
+          GridPipelinedRows::run_with(exec, problem, plan, ks::impl::GridPipelinedShape::most_slots, part);
+        });
+        std::printf("  %9.3f", copy / ms);
       }
     }
     std::printf("\n");

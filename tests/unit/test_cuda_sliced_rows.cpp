@@ -226,10 +226,9 @@ struct DropSome {
   KOKKOS_FUNCTION void operator()(std::int64_t i) const { mask[i] = i * 2654435761u % 64 > 20; }
 };
 
-// Whether the kernel takes the rows.
-template <class Kernel, class T, class Transform>
-bool run_kernel(Operation operation, const Exec& exec, const T* x, T* y, std::int64_t rows,
-                std::int64_t columns, const Transform& transform) {
+template <class T, class Transform>
+ks::impl::RowsProblem<T, T, Transform> problem_of(Operation operation, const T* x, T* y, std::int64_t rows,
+                                                  std::int64_t columns, const Transform& transform) {
   using ks::impl::block_of;
   ks::impl::LogitShape shape;
   shape.rank = 2;
@@ -238,8 +237,14 @@ bool run_kernel(Operation operation, const Exec& exec, const T* x, T* y, std::in
   shape.extent[1] = shape.columns = columns;
   const auto out = block_of(Rows<T>(y, rows, operation == Operation::logsumexp ? 1 : columns));
   const auto geometry = ks::impl::RowGeometry::of(shape, block_of(Rows<const T>(x, rows, columns)), out);
-  const ks::impl::RowsProblem<T, T, Transform> problem{
-      x, y, static_cast<ks::impl::Operation>(operation), false, geometry, transform};
+  return {x, y, static_cast<ks::impl::Operation>(operation), false, geometry, transform};
+}
+
+// Whether the kernel takes the rows.
+template <class Kernel, class T, class Transform>
+bool run_kernel(Operation operation, const Exec& exec, const T* x, T* y, std::int64_t rows,
+                std::int64_t columns, const Transform& transform) {
+  const auto problem = problem_of(operation, x, y, rows, columns, transform);
   if (!Kernel::refuse(exec, problem).empty()) return false;
   Kernel::run(exec, problem);
   return true;
@@ -476,10 +481,11 @@ TEST_F(CudaSlicedRows, RunsOfMinusInfinityNaNAndInfinity) {
   }
 }
 
-// More slices than the grid holds: such a row is read twice, in place before anything of it is written.
-TEST_F(CudaSlicedRows, RowsThatTheGridDoesNotHold) {
+// Rows that take so much of the grid's slots that some of their slices, or all, may be read twice: in slices
+// of each length, all held, none, the last ones.
+TEST_F(CudaSlicedRows, RowsThatFillMuchOfTheGrid) {
   const Exec exec;
-  for (const std::int64_t columns : {8388608, 20000003}) {
+  for (const std::int64_t columns : {2200003, 3000001, 4194304, 5500001, 8388608, 20000003}) {
     constexpr std::int64_t rows = 3;
     const std::vector<double> logits = random_values(Scalar::float32, columns, -9, 9, columns);
     for (const auto operation : operations) expect_right(operation, 1, columns, logits, kernels[0]);
@@ -492,6 +498,49 @@ TEST_F(CudaSlicedRows, RowsThatTheGridDoesNotHold) {
       EXPECT_EQ(different_bytes(exec, x.data(), y.data(), rows * columns), 0)
           << reference::name(operation) << ' ' << columns;
     }
+  }
+}
+
+// How many slices of a row are held, and how many are read twice, moves no bits.
+template <class T, class Make>
+void check_parts_held(std::int64_t columns, const Make& make) {
+  using ks::impl::GridPipelinedRows, ks::impl::GridPipelinedShape, ks::impl::ReductionPlan;
+  const Exec exec;
+  constexpr std::int64_t rows = 5;
+  const Memory<T> x("x", rows * columns), y("y", rows * columns), expected("expected", rows * columns);
+  const auto transform = make(rows);
+  const ReductionPlan plan = ReductionPlan::of<T>(columns);
+  ASSERT_TRUE(plan.reads_twice);
+  for (const auto operation : {Operation::softmax, Operation::log_softmax}) {
+    const auto run_with = [&](double part, T* to) {
+      fill(exec, to, rows, columns, 99);
+      GridPipelinedRows::run_with(exec, problem_of(operation, x.data(), to, rows, columns, transform), plan,
+                                  GridPipelinedShape::most_slots, part);
+    };
+    fill(exec, x.data(), rows, columns);
+    run_with(0, expected.data());
+    for (const double part : {0.1, 0.45, 0.7, 1.0}) {
+      run_with(part, y.data());
+      EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), rows * columns), 0)
+          << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << columns << " columns, "
+          << part << " of the slots";
+    }
+  }
+}
+
+TEST_F(CudaSlicedRows, RowsGiveTheSameBitsHoweverMuchIsHeld) {
+  using ks::impl::BoundIdentity;
+  const auto identity = [](std::int64_t) { return BoundIdentity{}; };
+  for (const std::int64_t columns : {2200003, 4194304, 9000000}) {
+    check_parts_held<float>(columns, identity);
+    const Operands<float> operands(columns);
+    check_parts_held<float>(columns, [&](std::int64_t rows) { return operands.bound_bias(0, rows); });
+  }
+  for (const std::int64_t columns : {4400003, 8388608}) {
+    check_parts_held<bhalf_t>(columns, identity);
+    const Operands<bhalf_t> operands(columns);
+    check_parts_held<bhalf_t>(columns, [&](std::int64_t rows) { return operands.bound_mask(0, rows); });
+    check_parts_held<bhalf_t>(columns, [&](std::int64_t rows) { return operands.bound_bias(0, rows); });
   }
 }
 

@@ -25,8 +25,8 @@ struct ReductionPlan {
 
   index_type slices;  ///< of a row
   int slice_columns;  ///< of every slice but the last, which may have fewer; a multiple of 128 bytes
-  /// A row is read twice, the second time as far as possible from L2: its slices would fill the rings of the
-  /// whole grid before the first of them could be finished.
+  /// Slices of a row may be read twice, the second time as far as possible from L2: all of them would fill
+  /// much of the rings of the whole grid before the first could be finished.
   bool reads_twice;
 
   /// Slices are reduced part by part: one that ends within a part costs no more than the rest of it.
@@ -39,16 +39,26 @@ struct ReductionPlan {
   /// columns of bfloat16: in 4 slices 0.91, in 5 0.73.)
   static constexpr int largest_slice_bytes = most_parts * part_bytes;
   static constexpr int usual_slice_bytes = 8 * part_bytes;
-  /// A row of more bytes is read twice (4 M columns of float 0.70 held, 0.76 read twice; 2 M 0.89 and 0.84).
+  /// A row of more bytes may be read twice.
   static constexpr index_type largest_row_bytes_held = 8 * 1024 * 1024;
+  /// The slices of such a row: the less room it leaves in the rings, the more it pays to free that in small
+  /// parts, though these cost more. (Fraction of a copy of 1 GiB of float on one H200, slices of 32, 24 and
+  /// 20 KB, all held: 10 MB a row 0.93, 0.90, 0.87, 11 MB 0.85, 0.92, 0.80, 12 MB 0.84, 0.89, 0.86, 14 MB
+  /// 0.82, 0.88, 0.85, 16 MB 0.72, 0.72, 0.83; all read twice 0.75 to 0.80.)
+  static constexpr index_type slice_bytes_of(index_type row_bytes) {
+    constexpr index_type mega = 1024 * 1024;
+    if (row_bytes <= 10 * mega || row_bytes > 17 * mega) return usual_slice_bytes;
+    return row_bytes <= 14 * mega ? 6 * part_bytes : 5 * part_bytes;
+  }
 
   template <class In>
   static constexpr ReductionPlan of(index_type columns) {
     constexpr index_type size = sizeof(In), line = 128 / size;
     const auto slices_of = [&](index_type bytes) { return (columns * size + bytes - 1) / bytes; };
     // Larger ones where the usual ones would be far from full: a row a little longer than so many of these.
-    const bool fills = columns * size * 16 >= slices_of(usual_slice_bytes) * usual_slice_bytes * 15;
-    const index_type wanted = slices_of(fills ? usual_slice_bytes : largest_slice_bytes);
+    const index_type usual = slice_bytes_of(columns * size);
+    const bool fills = columns * size * 16 >= slices_of(usual) * usual * 15;
+    const index_type wanted = slices_of(fills ? usual : largest_slice_bytes);
     // Slices of one length: a short last one would hold a slot that is mostly empty.
     const index_type length = ((columns + wanted - 1) / wanted + line - 1) / line * line;
     return {(columns + length - 1) / length, static_cast<int>(length),

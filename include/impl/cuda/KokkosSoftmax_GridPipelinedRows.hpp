@@ -37,8 +37,9 @@
 /// Why it cannot hang. Publishers wait for nothing but copies: whatever slice was handed out gets published.
 /// A row lacks slices that nobody took only while no slot is free, and tickets are handed out in order, so of
 /// all rows that some block waits for, the oldest could lack one only if it filled all slots of the grid
-/// itself: ruled out, since a row has at most as many slices as the grid has slots; a longer one is read
-/// twice and holds no slot while it waits. All blocks are resident (the launch is cooperative).
+/// itself: ruled out, since of a row at most as many slices as the grid has slots are held; those of a longer
+/// one that are read twice come first, and hold no slot while they wait. All blocks are resident (the launch
+/// is cooperative).
 
 #ifndef KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
 #define KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
@@ -64,14 +65,28 @@ struct GridPipelinedShape {
   static constexpr int line = 128;  ///< bytes: what lies in a line of memory lies in a line of its slot
   static constexpr int copy_alignment = 16;
 
-  /// Bytes of copies to slots under way at once: more only queue before memory, and the longer a copy takes,
-  /// the longer wait the other slices of its row. (Two and three slices of 32 KB on one H200, fractions of a
-  /// copy: 1 GiB of float, 32768 columns 0.945 and 0.950, 131072 columns 0.954 and 0.959; of bfloat16 0.925
-  /// and 0.931, 0.932 both. Without a limit 0.952 and 0.936 for float.)
-  static constexpr int most_bytes_under_way = 3 * 32 * 1024;
+  /// Copies to slots under way at once, of slices of the usual length (of shorter ones more): others would
+  /// only queue before memory, and the longer a copy takes, the longer wait the other slices of its row. (Two
+  /// and three on one H200, fractions of a copy: 1 GiB of float, 32768 columns 0.945 and 0.950, 131072
+  /// columns 0.954 and 0.959; of bfloat16 0.925 and 0.931, 0.932 both. Without a limit 0.952 and 0.936 for
+  /// float.)
+  static constexpr int most_copies_of_usual_slices = 3;
+  /// The same for rows that fill much of the ring of the whole grid: a slot whose copy only queues is missing
+  /// elsewhere. (2 M columns of float: with three 0.941, with two 0.948; 8 M: 0.69 and 0.72.)
+  static constexpr int most_copies_of_held_rows = 2;
 
-  /// Of a row that is read twice, what is kept in L2 for the second time, from its end. (One H200, 4 M
-  /// columns of float: 0.76 of a copy, with nothing kept on purpose 0.70.)
+  /// Of a row that may be read twice, the slices that are held all the same: all where they leave enough of
+  /// the grid's slots for the next row to come meanwhile; of a much longer row, or where operands take room,
+  /// the last, as many as do. In between none: those that are read twice wait behind those that are held.
+  /// (One H200, float, fraction of a copy, none and 640 of 924 held: 20 MB a row 0.71 and 0.67, 24 MB 0.71
+  /// and 0.64, 32 MB 0.64 and 0.72, 48 MB 0.59 and 0.67, 80 MB 0.54 and 0.58; with a bias as large as x, none
+  /// and 0.7 held, 16 MB 0.50 and 0.72, 24 MB 0.57 and 0.69.)
+  static index_type slices_held(index_type slices, index_type capacity, bool stages_operands) {
+    if (slices * 10 <= capacity * 6) return slices;
+    return slices >= capacity || stages_operands ? std::min(slices, capacity * 7 / 10) : 0;
+  }
+  /// Of those that are read twice, what is kept in L2 for the second time, from their end. (One H200, 4 M
+  /// columns of float, all read twice: 0.76 of a copy, with nothing kept on purpose 0.70.)
   static constexpr int most_bytes_kept = 24 * 1024 * 1024;
 
   index_type slices;         ///< of a row
@@ -85,10 +100,17 @@ struct GridPipelinedShape {
   /// two phases behind: what it waits for begins when copies to the slots of the turn before have long
   /// arrived.
   int parties;
+  /// Whether rows may be read twice.
   bool rereads;
-  /// Where rows are read twice: slices that are published before the first of a row is finished (0
-  /// otherwise), and slices at the end of a row that are to stay in L2 until then.
-  index_type finish_lag, slices_kept;
+  /// Whether a ticket is drawn while the slot's last results are still being copied from it, which takes
+  /// about as long as the way to the counter and back. (One H200, fractions of a copy, without and with: of
+  /// bfloat16 65536 columns 0.963 and 0.972, 393216 0.939 and 0.956, of float 1 M 0.955 and 0.963, 2 M 0.913
+  /// and 0.941. Not for 16 bits without operands where slices begin anywhere: of bfloat16 131073 columns
+  /// 0.922 and 0.909, with a factor 0.803 and 0.788, but with a mask 0.814 and 0.823.)
+  bool draws_early;
+  /// Where rows may be read twice: the slices of a row, its first, that are (the others stay in their slots),
+  /// and those of them, the last, that are to stay in L2 until then.
+  index_type slices_reread, slices_kept;
   const void* x_end;  ///< behind the last row in memory
   /// Where a transform's operands have columns side by side: slots that they are copied to, behind the
   /// others, and where in such a slot each is. They are free sooner.
@@ -106,7 +128,7 @@ struct GridPipelinedShape {
   KOKKOS_FORCEINLINE_FUNCTION bool whole_rows() const { return tickets_a_row == 1; }
   /// Tickets of a launch.
   KOKKOS_FORCEINLINE_FUNCTION index_type tickets(index_type rows) const {
-    return rows * tickets_a_row + finish_lag;
+    return rows * tickets_a_row + (rereads ? slices_reread : 0);
   }
   /// index / tickets_a_row and the rest: a division of 64 bits would take the producer's one thread longer
   /// than all else that it does.
@@ -542,8 +564,12 @@ struct GridPipelinedBlock {
   int lane;
 
   /// Whether publishers write to the slot what outputs are made of.
-  __host__ __device__ static bool writes_back(Operation operation) {
-    return has_logits || (has_exponentials && operation == Operation::softmax);
+  __host__ __device__ static bool writes_back(Operation operation, const GridPipelinedShape& shape) {
+    return has_logits || keeps_exponentials(operation, shape);
+  }
+  /// (Slices of a row all get to their outputs in the same way, so not where some are read twice.)
+  __host__ __device__ static bool keeps_exponentials(Operation operation, const GridPipelinedShape& shape) {
+    return has_exponentials && operation == Operation::softmax && !shape.rereads;
   }
   __device__ bool writes_rows() const { return problem.operation != Operation::logsumexp; }
   __device__ std::uint32_t tag() const { return CudaWorkspace::tag_of(epoch); }
@@ -564,7 +590,8 @@ struct GridPipelinedBlock {
     index_type left = 0;  // slices of the ticket
     SliceUse use = writes_rows() ? SliceUse::hold : SliceUse::publish;
     for (;;) {
-      mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
+      GridPipelinedSlot<Problem>& next = ring[at.slot];
+      mbarrier_wait_parity(shape.draws_early ? &next.written : &next.empty, at.parity);
       if (copies == shape.most_copies) {
         mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
         copied.advance(shape.slots);
@@ -577,22 +604,30 @@ struct GridPipelinedBlock {
           return;
         }
         shape.divide(ticket, position, slice);
-        left = shape.rereads ? 2 : shape.whole_rows() ? shape.slices : 1;
+        left = shape.whole_rows() ? shape.slices : 1;
+        if (shape.rereads) {
+          use = SliceUse::hold;
+          if (slice < shape.slices_reread) {
+            use = SliceUse::publish;
+            left = 2;
+          }
+        }
       }
       if (shape.rereads) {
-        // A slice to publish and one to finish, of a row before. The last slices of a row are finished first,
-        // since they are the ones still in L2.
-        use = left == 2 ? SliceUse::publish : SliceUse::finish;
-        if (use == SliceUse::finish) {
-          shape.divide(max(ticket - shape.finish_lag, index_type(0)), position, slice);
-          if (ticket < shape.finish_lag) position = -1;
-          slice = shape.slices - 1 - slice;
+        // With a slice to publish comes one to finish, of the row before. The last of these are finished
+        // first, since they are the ones still in L2.
+        if (use == SliceUse::publish && left == 1) {
+          use = SliceUse::finish;
+          --position;
+          slice = shape.slices_reread - slice;  // (it was advanced)
         }
         if (position < 0 || position >= problem.geometry.rows) {
           --left;
+          ++slice;
           continue;
         }
       }
+      mbarrier_wait_parity(&next.empty, at.parity);
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
       if (shape.operand_slots > 0) mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
       fill(at.slot, operands.slot, position, slice, use);
@@ -611,7 +646,7 @@ struct GridPipelinedBlock {
       workspace.end_launch(epoch);
     }
     for (int party = 0; party < shape.parties; ++party) {
-      if (party > 0) mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
+      mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
       ring[at.slot].slice.use = SliceUse::end;
       mbarrier_arrive(&ring[at.slot].full);
       at.advance(shape.slots);
@@ -646,7 +681,7 @@ struct GridPipelinedBlock {
     if (!shape.rereads) {
       slice_copy.start(&ring[s].full);
     } else {
-      const bool keeps = use == SliceUse::publish && slice >= shape.slices - shape.slices_kept;
+      const bool keeps = use == SliceUse::publish && slice >= shape.slices_reread - shape.slices_kept;
       slice_copy.start(&ring[s].full, keeps ? createpolicy_evict_last() : createpolicy_evict_first());
     }
     with_copies_of_operands(in, [&](const auto& copy) { copy.start(&ring[s].full); });
@@ -874,8 +909,8 @@ struct GridPipelinedBlock {
     };
     const Acc max = find_maximum();
     const auto exponential = Part::exponential_below(max);
-    [[maybe_unused]] const bool keeps_exponentials =
-        in.use == SliceUse::hold && problem.operation == Operation::softmax;
+    [[maybe_unused]] const bool writes_exponentials =
+        in.use == SliceUse::hold && keeps_exponentials(problem.operation, shape);
     auto sum = ShareSum<Acc>::none();
     const auto add = [&](Part& part, int begin, auto whole) {
       if constexpr (Part::unpacked) {
@@ -885,7 +920,7 @@ struct GridPipelinedBlock {
       part.template add_to<Part::packed || Part::unpacked>(sum, exponential,
                                                            [&](int i, Acc value) { e[i] = value; });
       if constexpr (has_exponentials) {
-        if (!keeps_exponentials) return;
+        if (!writes_exponentials) return;
         write(begin, whole, [&](int i) {
           if constexpr (Part::unpacked) {
             return PackedExponentials::of(e[2 * i], e[2 * i + 1]);
@@ -925,7 +960,7 @@ struct GridPipelinedBlock {
 
   /// Whether the finishers need a slice's operands.
   __device__ bool finishes_from_inputs(SliceUse use) const {
-    return use == SliceUse::finish || (use == SliceUse::hold && !writes_back(problem.operation));
+    return use == SliceUse::finish || (use == SliceUse::hold && !writes_back(problem.operation, shape));
   }
   __device__ void release_operands(const SliceInSlot<Problem>& in) const {
     if constexpr (stages_operands<Problem>) {
@@ -980,9 +1015,9 @@ struct GridPipelinedBlock {
     const SlicedRowResult<Problem> result = held.of_row;
     const SliceWriter<Problem> writer{in, slot(at.slot), warp, opaque(lane), result};
     if constexpr (has_exponentials || has_logits) {
-      if (in.use == SliceUse::hold && writes_back(problem.operation)) {
+      if (in.use == SliceUse::hold && writes_back(problem.operation, shape)) {
         mbarrier_wait_parity(&held.reduced, at.parity);
-        if (has_exponentials && problem.operation == Operation::softmax) {
+        if (keeps_exponentials(problem.operation, shape)) {
           writer.scale_exponentials(held.of_warp, done);
         } else {
           writer.from_logits(done);
@@ -1113,10 +1148,11 @@ struct GridPipelinedRows {
     run_with(exec, problem, ReductionPlan::of<typename Problem::In>(problem.geometry.columns));
   }
 
-  /// With parameters of the caller's choice: for the program that finds the tuning.
+  /// With parameters of the caller's choice, for the program that finds the tuning. `part_held`: of the slots
+  /// of the grid, those that a row which may be read twice holds at most; below 0 slices_held() decides.
   template <class Problem>
   static void run_with(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
-                       int slots = GridPipelinedShape::most_slots) {
+                       int slots = GridPipelinedShape::most_slots, double part_held = -1) {
     using In = typename Problem::In;
     const auto kernel = &grid_pipelined_rows_kernel<Problem>;
     const CooperativeLimits& device = limits<Problem>(exec, kernel);
@@ -1124,25 +1160,41 @@ struct GridPipelinedRows {
     shape.slices = plan.slices;
     shape.slice_columns = plan.slice_columns;
     // A slice that starts within a line ends within one more.
-    shape.slot_bytes = plan.slice_columns * static_cast<int>(sizeof(In)) +
-                       (begins_with_lines(problem) ? 0 : GridPipelinedShape::line);
+    const bool has_whole_lines = begins_with_lines(problem);
+    shape.slot_bytes =
+        plan.slice_columns * static_cast<int>(sizeof(In)) + (has_whole_lines ? 0 : GridPipelinedShape::line);
     constexpr int known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     // The finishers publish, too, where there is nothing to finish.
     shape.parties = groups_of_publishers<Problem> + (problem.operation == Operation::logsumexp ? 1 : 0);
     const int slot_bytes = shape.slot_bytes + known_bytes;
     shape.slots = std::min({slots, device.shared_bytes / slot_bytes, GridPipelinedShape::most_slots});
+    const auto capacity = [&] { return static_cast<index_type>(device.multiprocessors) * shape.slots; };
+    const auto rereads = [&] {
+      return problem.operation != Operation::logsumexp && (plan.reads_twice || plan.slices > capacity());
+    };
+    shape.rereads = rereads();
     stage_operands(problem, shape, device.shared_bytes, slot_bytes);
-    shape.most_copies =
-        std::max(1, std::min(std::max(3, GridPipelinedShape::most_bytes_under_way / shape.slot_bytes),
-                             shape.slots - shape.parties));
-    shape.rereads =
-        problem.operation != Operation::logsumexp &&
-        (plan.reads_twice || plan.slices > static_cast<index_type>(device.multiprocessors) * shape.slots);
+    shape.rereads = rereads();
+    int copies = GridPipelinedShape::most_copies_of_usual_slices;
     if (shape.rereads) {
-      shape.finish_lag = plan.slices;
+      index_type held = GridPipelinedShape::slices_held(plan.slices, capacity(), shape.operand_slots > 0);
+      if (part_held >= 0)
+        held = std::min(plan.slices, static_cast<index_type>(part_held * static_cast<double>(capacity())));
+      // Where these keep their operands until they are finished, there has to be room for all of them: a
+      // slice that was handed out must not wait for another one of its row.
+      if (shape.operand_slots > 0 && shape.operand_slots < shape.slots &&
+          !GridPipelinedBlock<Problem>::writes_back(problem.operation, shape))
+        held = 0;
+      if (held > 0) copies = GridPipelinedShape::most_copies_of_held_rows;
+      shape.slices_reread = plan.slices - held;
       shape.slices_kept =
           GridPipelinedShape::most_bytes_kept / (plan.slice_columns * static_cast<int>(sizeof(In)));
     }
+    shape.most_copies =
+        std::max(1, std::min(std::max(copies, copies * ReductionPlan::usual_slice_bytes / shape.slot_bytes),
+                             shape.slots - shape.parties));
+    shape.draws_early = problem.operation != Operation::logsumexp &&
+                        (sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0);
     // So that a block has one of these in its ring while another one comes.
     shape.tickets_a_row = !shape.rereads && plan.slices <= shape.slots / 2 ? 1 : plan.slices;
     shape.rows_a_ticket = 1.0 / static_cast<double>(shape.tickets_a_row);
@@ -1179,7 +1231,7 @@ struct GridPipelinedRows {
       if (!side_by_side) return;
       shape.operand_slot_bytes = bytes;
       if (problem.operation != Operation::logsumexp &&
-          !GridPipelinedBlock<Problem>::writes_back(problem.operation)) {
+          !GridPipelinedBlock<Problem>::writes_back(problem.operation, shape)) {
         // The finishers need them, too: they stay as long as their slices.
         const int slots = std::min(shape.slots, shared_bytes / (slot_bytes + bytes));
         if (slots > shape.parties) shape.operand_slots = shape.slots = slots;
