@@ -68,15 +68,7 @@ class SimdDense : SimdLanes<Problem, operation> {
   }
 
   /// From the sums to what the last formula takes.
-  void finish() {
-    if constexpr (operation == Operation::softmax) {
-      for (int l = 0; l < neighbours_; l += w)
-        Ops::store(sum_ + l, Lanes::factor_of_sum(Ops::load(sum_ + l)));
-    } else {
-      for (int l = 0; l < neighbours_; ++l)
-        sum_[l] = RowResult<Acc>(operation, MaxSum<Acc>{max_[l], sum_[l]}).log_sum;
-    }
-  }
+  void finish() { Lanes::finish_sums(max_, sum_, neighbours_); }
 
   void write_chunk(index_type chunk, Acc*) {
     write_logits(chunk * Plan::chunk, std::min((chunk + 1) * Plan::chunk, columns_));
