@@ -331,12 +331,14 @@ class SimdShort : SimdLanes<Problem, operation> {
       (std::make_integer_sequence<int, Bytes::parts>());
     }
   }
+#if defined(__AVX2__)
   template <int part, int pieces, class Raw>
   KOKKOSSOFTMAX_HOST_FUNCTION void store_part_of_rows(const Raw* raw, Acc* to) const {
     for (int i = 0; i < piece; ++i, to += columns_)
       for (int p = 0; p < pieces; ++p)
         Bytes16::store(to + p * piece, Bytes::template part<part>(raw[p * piece + i]));
   }
+#endif
 
   /// What out_ has, to y.
   void put(Out* y, int rows) const {

@@ -370,16 +370,21 @@ void write_transposed(const T* from, index_type pitch, index_type rows, index_ty
                    });
 }
 
-/// The bytes of a vector of Acc as matrices, if the processor has a way to transpose these.
+/// The bytes of a vector of Acc as matrices, if the processor has a way to transpose these. (A member, for
+/// `void` to be known only where Acc is.)
 template <class Acc>
-using BytesOfVector =
+struct BytesOf {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-    std::conditional_t<simd_bytes == 64, Bytes64, std::conditional_t<simd_bytes == 32, Bytes32, void>>;
+  using type =
+      std::conditional_t<simd_bytes == 64, Bytes64, std::conditional_t<simd_bytes == 32, Bytes32, void>>;
 #elif defined(__AVX2__)
-    std::conditional_t<simd_bytes == 32, Bytes32, void>;
+  using type = std::conditional_t<simd_bytes == 32, Bytes32, void>;
 #else
-    void;
+  using type = void;
 #endif
+};
+template <class Acc>
+using BytesOfVector = typename BytesOf<Acc>::type;
 
 /// Vectors of rows: n columns from `at` on.
 template <class Bytes, int n, class Acc, class Vector>
