@@ -209,6 +209,67 @@ template <class Ops>
   }
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// The logarithm of a sum.
+
+template <class Acc>
+struct VectorLog;
+
+/// log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + R(s^2)), s = f / (2 + f), as in FreeBSD's msun, which has it
+/// within one unit in the last place: ln 2 in two parts, R.
+template <>
+struct VectorLog<float> {
+  static constexpr float high = 6.9313812256e-01f, low = 9.0580006145e-06f;
+  static constexpr float r[] = {0xaaaaaa.0p-24f, 0xccce13.0p-25f, 0x91e9ee.0p-25f, 0xf89e26.0p-26f};
+};
+template <>
+struct VectorLog<double> {
+  static constexpr double high = 6.93147180369123816490e-01, low = 1.90821492927058770002e-10;
+  static constexpr double r[] = {6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
+                                 2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
+                                 1.479819860511658591e-01};
+};
+
+/// log of each lane's sum of exponentials, which is 0 or at least 1: `of_none` for 0, `of_infinite` for +inf,
+/// NaN for NaN.
+template <class Ops>
+[[gnu::always_inline]] inline typename Ops::Vector log_of_vector_sum(const typename Ops::Vector& sum,
+                                                                     typename Ops::Acc of_none,
+                                                                     typename Ops::Acc of_infinite) {
+  using Acc = typename Ops::Acc;
+  using Vector = typename Ops::Vector;
+  using Constants = VectorLog<Acc>;
+  Vector log;
+  if constexpr (Ops::splits) {
+    Vector n;
+    const Vector f = Ops::split(sum, n) - Vector(Acc(1));
+    const Vector s = f / (Vector(Acc(2)) + f), z = s * s, half = f * f * Vector(Acc(0.5));
+    constexpr int terms = sizeof(Constants::r) / sizeof(Acc);
+    Vector p(Constants::r[terms - 1]);
+    for (int i = terms - 2; i >= 0; --i) p = Ops::fma(p, z, Vector(Constants::r[i]));
+    const Vector rest = Ops::fma(n, Vector(Constants::low), s * Ops::fma(p, z, half));
+    log = Ops::fma(n, Vector(Constants::high), f - (half - rest));
+    log = Ops::select(sum == sum, log, sum);
+  } else {
+    alignas(64) Acc lanes[Ops::width];
+    Ops::store(lanes, sum);
+    for (Acc& lane : lanes) lane = Kokkos::log(lane);
+    log = Ops::load(lanes);
+  }
+  return Ops::select(sum == Vector(Acc(0)), Vector(of_none),
+                     Ops::select(sum == Vector(infinity_v<Acc>), Vector(of_infinite), log));
+}
+
+/// RowResult's factor of a softmax.
+template <class Ops>
+[[gnu::always_inline]] inline typename Ops::Vector factor_of_vector_sum(const typename Ops::Vector& sum) {
+  using Acc = typename Ops::Acc;
+  using Vector = typename Ops::Vector;
+  const Vector none(Acc(0)), factor = Vector(Acc(1)) / sum;
+  return Ops::select(sum == none, none,
+                     Ops::select(sum == Vector(infinity_v<Acc>), Vector(nan_v<Acc>), factor));
+}
+
 }  // namespace KokkosSoftmax::impl
 
 #endif

@@ -527,7 +527,8 @@ TEST_F(SimdRows, TransposedOutputsHaveTheBitsOfOthers) {
   for (auto operation : {Operation::softmax, Operation::log_softmax}) {
     for (const Shape& s : {Shape{2, 3, 0}, Shape{3, 700, 0}, Shape{7, 4097, 0}, Shape{16, 16, 0},
                            Shape{33, 17, 0}, Shape{300, 5, 0}, Shape{37, 2049, 0}, Shape{70, 9001, 0},
-                           Shape{1000, 100, 0}, Shape{130, 600, 0}, Shape{5, 20000, 0}, Shape{3000, 2, 0}}) {
+                           Shape{1000, 100, 0}, Shape{130, 600, 0}, Shape{5, 20000, 0}, Shape{3000, 2, 0},
+                           Shape{2, 9001, 0}, Shape{3, 20011, 0}, Shape{2, 300, 0}, Shape{3, 1999, 0}}) {
       check_transposed<float>(exec, operation, s.rows, s.columns);
       check_transposed<double>(exec, operation, s.rows, s.columns);
       check_transposed<ks::half_t>(exec, operation, s.rows, s.columns);
@@ -542,6 +543,119 @@ TEST_F(SimdRows, TransposedOutputsHaveTheBitsOfOthers) {
   check_transposed<float>(exec, Operation::softmax, 3104, 3200);
   check_transposed<float>(exec, Operation::softmax, 9000, 1100);
   check_transposed<float>(exec, Operation::log_softmax, 704, 15000);
+  check_transposed<float>(exec, Operation::softmax, 2, 3000017);
+  check_transposed<double>(exec, Operation::log_softmax, 3, 1000003);
+}
+
+// A functor that changes nothing, and with it the ways that all other rows take.
+struct Unchanged {
+  template <class Value>
+  KOKKOS_FUNCTION Value operator()(Value value, std::int64_t, std::int64_t) const {
+    return value;
+  }
+};
+
+// Rows of a few columns have a lane each, whatever the order of x and of y: one behind the other, side by
+// side, with gaps, or neither. Their bits are those of rows that go other ways, which a transform makes them
+// do, and those of a row alone; -inf, +inf and NaN do not change others; what lies between is left alone.
+template <class T>
+void check_short(const Exec& exec, Operation operation, std::int64_t rows, std::int64_t columns) {
+  using Strided =
+      Kokkos::View<T**, Kokkos::LayoutStride, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  using Values = Kokkos::View<T*, Exec::memory_space>;
+  constexpr double epsilon = std::is_same_v<T, double>       ? 0x1p-53
+                             : std::is_same_v<T, float>      ? 0x1p-24
+                             : std::is_same_v<T, ks::half_t> ? 0x1p-10
+                                                             : 0x1p-7;
+  const Kokkos::LayoutStride layouts[] = {
+      Kokkos::LayoutStride(rows, columns, columns, 1), Kokkos::LayoutStride(rows, 1, columns, rows),
+      Kokkos::LayoutStride(rows, columns + 3, columns, 1), Kokkos::LayoutStride(rows, 1, columns, rows + 5),
+      Kokkos::LayoutStride(rows, 2 * columns, columns, 2)};
+  const std::int64_t size = 2 * (rows + 5) * (columns + 3);
+  const Values x("x", size), y("y", size + 1), expected("expected", size), lse("lse", rows),
+      lse_expected("lse_expected", rows), lse_alone("lse_alone", 1);
+  for (const auto& from : layouts) {
+    const Strided logits(x.data(), from), result(expected.data(), from);
+    Random random(12);
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < columns; ++c) logits(r, c) = T(static_cast<float>(random.uniform(-9, 9)));
+    for (std::int64_t c = 0; rows > 2 && c < columns; ++c) logits(1, c) = T(-HUGE_VALF);
+    if (rows > 5) {
+      logits(3, columns / 2) = T(std::nanf(""));
+      logits(rows - 2, columns - 1) = T(HUGE_VALF);
+      logits(rows - 1, 0) = T(-HUGE_VALF);
+    }
+    call(operation, exec, logits, result, lse_expected, 1, Unchanged{});
+    for (const auto& to : layouts) {
+      const Strided out(y.data() + 1, to);
+      Kokkos::deep_copy(y, T(-7.0f));
+      call(operation, exec, logits, out, lse, 1);
+      std::int64_t different = 0;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        if (operation == Operation::logsumexp) {
+          // Of which the last bit may differ.
+          const auto a = static_cast<double>(lse(r)), b = static_cast<double>(lse_expected(r));
+          different += std::isfinite(b) ? !(std::abs(a - b) <= 4 * epsilon * std::max(1.0, std::abs(b)))
+                                        : !(a == b || (a != a && b != b));
+        } else {
+          for (std::int64_t c = 0; c < columns; ++c) different += differs(out(r, c), result(r, c));
+        }
+      }
+      if (rows <= 100 && from.stride[1] == 1 && from.stride[0] >= columns) {
+        const Strided alone(expected.data(), Kokkos::LayoutStride(1, columns, columns, 1));
+        for (std::int64_t r = 0; r < rows; ++r) {
+          if (operation != Operation::logsumexp) break;
+          const Strided row(&logits(r, 0), Kokkos::LayoutStride(1, columns, columns, 1));
+          call(operation, exec, row, alone, lse_alone, 1);
+          different += differs(lse(r), lse_alone(0));
+        }
+      }
+      // Too few neighbours for that are blocks of columns.
+      if (operation == Operation::logsumexp && rows >= 5 && from.stride[0] == 1) {
+        const Values lse_of_few("lse_of_few", 5);
+        for (std::int64_t first = 0; first + 5 <= std::min<std::int64_t>(rows, 100); first += 5) {
+          const Strided few(&logits(first, 0), Kokkos::LayoutStride(5, 1, columns, from.stride[1]));
+          call(operation, exec, few, few, lse_of_few, 1);
+          for (std::int64_t r = 0; r < 5; ++r) different += differs(lse(first + r), lse_of_few(r));
+        }
+      }
+      if (operation != Operation::logsumexp) {
+        for (std::int64_t r = 0; r < rows; ++r)
+          for (std::int64_t c = 0; c < columns; ++c) out(r, c) = T(-7.0f);
+      }
+      for (std::int64_t i = 0; i < size + 1; ++i) different += static_cast<float>(y(i)) != -7.0f;
+      EXPECT_EQ(different, 0) << rows << " x " << columns << ", from " << from.stride[0] << ", "
+                              << from.stride[1] << " to " << to.stride[0] << ", " << to.stride[1] << ' '
+                              << ks::scalar_name<T>();
+    }
+    if (operation == Operation::logsumexp) continue;
+    call(operation, exec, logits, logits, lse, 1);
+    std::int64_t different = 0;
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < columns; ++c) different += differs(logits(r, c), result(r, c));
+    EXPECT_EQ(different, 0) << rows << " x " << columns << " in place, " << from.stride[0] << ", "
+                            << from.stride[1] << ' ' << ks::scalar_name<T>();
+  }
+}
+TEST_F(SimdRows, ShortRowsGiveTheBitsOfOthers) {
+  for (auto operation : operations) {
+    for (const std::int64_t rows : {1, 15, 16, 33, 100, 2611}) {
+      for (const std::int64_t columns : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 16, 17}) {
+        check_short<float>(exec, operation, rows, columns);
+        check_short<double>(exec, operation, rows, columns);
+        if (columns % 2 == 0 && rows != 15) continue;
+        check_short<ks::half_t>(exec, operation, rows, columns);
+        check_short<ks::bhalf_t>(exec, operation, rows, columns);
+      }
+    }
+  }
+  // Beyond the caches.
+  for (auto operation : {Operation::softmax, Operation::log_softmax}) {
+    check_short<float>(exec, operation, 2500003, 2);
+    check_short<float>(exec, operation, 1600016, 3);
+    check_short<double>(exec, operation, 700001, 3);
+    check_short<ks::bhalf_t>(exec, operation, 900001, 7);
+  }
 }
 
 // A maximum that rises from block to block, the hardest order for sums that are rescaled: within the contract

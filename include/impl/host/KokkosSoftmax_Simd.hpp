@@ -255,6 +255,50 @@ struct SimdOps {
     }
   }
 
+  /// Normal positive v = result * 2^exponent with a result between the roots of 1/2 and 2.
+  static constexpr bool splits = simd_bytes == 64 || simd_bytes == 32;
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector split([[maybe_unused]] const Vector& v,
+                                                  [[maybe_unused]] Vector& exponent) {
+    // What takes the bits of the root of 1/2 to those of 1; a number with n in the low bits of its mantissa.
+    [[maybe_unused]] constexpr std::int64_t root = sizeof(Acc) == 4 ? 0x3f3504f3 : 0x3fe6a09e667f3bcd;
+    [[maybe_unused]] constexpr std::int64_t to_one =
+        (sizeof(Acc) == 4 ? 0x3f800000 : 0x3ff0000000000000) - root;
+    [[maybe_unused]] constexpr std::int64_t shift = 0x4330000000000000;
+#if defined(__AVX512F__)
+    if constexpr (avx512 && sizeof(Acc) == 4) {
+      const __m512i bits =
+          _mm512_add_epi32(std::bit_cast<__m512i>(v), _mm512_set1_epi32(static_cast<int>(to_one)));
+      const __m512i n = _mm512_sub_epi32(_mm512_maskz_srli_epi32(0xffff, bits, 23), _mm512_set1_epi32(0x7f));
+      exponent = Vector(_mm512_maskz_cvtepi32_ps(0xffff, n));
+      return std::bit_cast<Vector>(_mm512_add_epi32(_mm512_and_si512(bits, _mm512_set1_epi32(0x7fffff)),
+                                                    _mm512_set1_epi32(static_cast<int>(root))));
+    } else if constexpr (avx512) {
+      const __m512i bits = _mm512_add_epi64(std::bit_cast<__m512i>(v), _mm512_set1_epi64(to_one));
+      const __m512i n = _mm512_or_si512(_mm512_maskz_srli_epi64(0xff, bits, 52), _mm512_set1_epi64(shift));
+      exponent = std::bit_cast<Vector>(n) - Vector(0x1p52 + 1023);
+      return std::bit_cast<Vector>(_mm512_add_epi64(
+          _mm512_and_si512(bits, _mm512_set1_epi64(0xfffffffffffff)), _mm512_set1_epi64(root)));
+    }
+#endif
+#if defined(__AVX2__)
+    if constexpr (avx2 && sizeof(Acc) == 4) {
+      const __m256i bits =
+          _mm256_add_epi32(std::bit_cast<__m256i>(v), _mm256_set1_epi32(static_cast<int>(to_one)));
+      const __m256i n = _mm256_sub_epi32(_mm256_srli_epi32(bits, 23), _mm256_set1_epi32(0x7f));
+      exponent = Vector(_mm256_cvtepi32_ps(n));
+      return std::bit_cast<Vector>(_mm256_add_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffff)),
+                                                    _mm256_set1_epi32(static_cast<int>(root))));
+    } else if constexpr (avx2) {
+      const __m256i bits = _mm256_add_epi64(std::bit_cast<__m256i>(v), _mm256_set1_epi64x(to_one));
+      const __m256i n = _mm256_or_si256(_mm256_srli_epi64(bits, 52), _mm256_set1_epi64x(shift));
+      exponent = std::bit_cast<Vector>(n) - Vector(0x1p52 + 1023);
+      return std::bit_cast<Vector>(_mm256_add_epi64(
+          _mm256_and_si256(bits, _mm256_set1_epi64x(0xfffffffffffff)), _mm256_set1_epi64x(root)));
+    }
+#endif
+    return v;
+  }
+
   /// Lane by lane what `keeps(lane)` says.
   template <class Keeps>
   KOKKOSSOFTMAX_HOST_FUNCTION static Mask mask_of(const Keeps& keeps) {
@@ -327,6 +371,38 @@ struct SimdOps {
     }
   }
 
+  /// The same for several rows at once: what one row leaves to be added up, and its sums, rounded, for
+  /// `count` of them, at most `width`.
+  static constexpr bool compensates_several = avx512 && sizeof(Acc) == 4;
+  using Wide = FixedSimd<double, avx512 ? 8 : simd_width<double>>;
+#if defined(__AVX512F__)
+  KOKKOSSOFTMAX_HOST_FUNCTION static Wide widened_sum(const Vector& a, const Vector& b) {
+    const auto half = [](const Vector& v, auto which) __attribute__((always_inline)) {
+      const __m512d pairs = _mm512_castps_pd(raw(v));
+      return _mm512_maskz_cvtps_pd(0xff, _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, pairs, which())));
+    };
+    const std::integral_constant<int, 0> low;
+    const std::integral_constant<int, 1> high;
+    return Wide(_mm512_add_pd(_mm512_add_pd(half(a, low), half(b, low)),
+                              _mm512_add_pd(half(a, high), half(b, high))));
+  }
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector compensated_sums(const Wide* wide, const Vector* low, int count) {
+    using Doubles = SimdOps<double>;
+    alignas(64) double sums[width];
+    for (int i = 0; i < width; i += 8) {
+      if (i < count) Doubles::store(sums + i, Doubles::sum_each(wide + i, count - i < 8 ? count - i : 8));
+    }
+    alignas(64) float totals[width] = {}, rests[width] = {};
+    for (int i = 0; i < count; ++i) {
+      totals[i] = static_cast<float>(sums[i]);
+      rests[i] = static_cast<float>(sums[i] - totals[i]);
+    }
+    // Where a sum is infinite or NaN, the rest is NaN: the sum speaks for itself.
+    const Vector total = load(totals), rounded = total + (load(rests) + sum_each(low, count));
+    return select(rounded == rounded, rounded, total);
+  }
+#endif
+
   // -------------------------------------------------------------------------------------------------------
   // Memory, with conversion: exact in, rounded once out.
 
@@ -395,6 +471,44 @@ struct SimdOps {
     for (int i = 0; i < width; ++i) lanes[i] = rest;
     for (int i = 0; i < count; ++i) lanes[i] = load_as<Acc>(p[i]);
     return load(lanes);
+  }
+
+  /// The lanes of `mask` from `p`, the others from theirs behind `q`. All may be read.
+  template <class T>
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector load_both(const T* p, const T* q, const Mask& mask) {
+#if defined(__AVX512F__)
+    if constexpr (avx512 && std::is_same_v<T, Acc> && sizeof(Acc) == 4) {
+      return Vector(_mm512_mask_loadu_ps(raw(load(q)), static_cast<__mmask16>(mask), p));
+    } else if constexpr (avx512 && std::is_same_v<T, Acc>) {
+      return Vector(_mm512_mask_loadu_pd(raw(load(q)), static_cast<__mmask8>(mask), p));
+    } else
+#endif
+    {
+      return select(mask, load(p), load(q));
+    }
+  }
+
+  /// Lane i of the result is lane at[i].
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector permuted(const Vector& v, const Integer* at) {
+#if defined(__AVX512F__)
+    if constexpr (avx512 && sizeof(Acc) == 4) {
+      return Vector(_mm512_maskz_permutexvar_ps(0xffff, _mm512_loadu_si512(at), raw(v)));
+    } else if constexpr (avx512) {
+      return Vector(_mm512_maskz_permutexvar_pd(0xff, _mm512_loadu_si512(at), raw(v)));
+    } else
+#endif
+#if defined(__AVX2__)
+        if constexpr (avx2 && sizeof(Acc) == 4) {
+      return Vector(
+          _mm256_permutevar8x32_ps(raw(v), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))));
+    } else
+#endif
+    {
+      alignas(64) Acc from[width], to[width];
+      store(from, v);
+      for (int i = 0; i < width; ++i) to[i] = from[at[i]];
+      return load(to);
+    }
   }
 
   template <class T>

@@ -458,11 +458,17 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedVector<Acc> chunk_exponentials(const Sour
   return sum;
 }
 
+/// Two vectors of sums, and what rounding took from them.
+template <class Acc>
+struct AccurateSums {
+  simd<Acc> a, b, low;
+};
+
 /// The same for logsumexp, of which 4 eps are asked: next to a term of 1 even a few small ones must not be
 /// lost.
 template <class Acc, class Source, class Next>
-KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_accurate_sum(const Source& from, index_type count,
-                                                                      Acc max, Next& next_work) {
+KOKKOSSOFTMAX_HOST_FUNCTION AccurateSums<Acc> chunk_accurate_sums(const Source& from, index_type count,
+                                                                  Acc max, Next& next_work) {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   constexpr int w = Ops::width;
@@ -490,7 +496,13 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_accurate_sum(const Sour
   if (i < count) b.add(exp_of_vector_difference<Ops>(source.part(i, static_cast<int>(count - i)) - m));
   next.finish();
   next_work = next;
-  return Ops::template compensated_sum<CompensatedMaxSum<Acc>>(max, a.sum, b.sum, a.low + b.low);
+  return {a.sum, b.sum, a.low + b.low};
+}
+template <class Acc, class Source, class Next>
+KOKKOSSOFTMAX_HOST_FUNCTION CompensatedMaxSum<Acc> chunk_accurate_sum(const Source& from, index_type count,
+                                                                      Acc max, Next& next_work) {
+  const auto sums = chunk_accurate_sums<Acc>(from, count, max, next_work);
+  return SimdOps<Acc>::template compensated_sum<CompensatedMaxSum<Acc>>(max, sums.a, sums.b, sums.low);
 }
 
 }  // namespace KokkosSoftmax::impl

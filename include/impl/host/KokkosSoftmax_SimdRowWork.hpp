@@ -383,14 +383,31 @@ class SimdRowWork {
 
   void reduce_batch(Batch& batch, Batch& next, const Batch& before, Lines* lines) const {
     Vector sum[most_rows], low[most_rows];
+    // logsumexp:
+    using Wide = typename Ops::Wide;
+    [[maybe_unused]] Wide wide[most_rows];
+    alignas(64) Acc max_of[most_rows] = {}, sum_of[most_rows] = {};
     for (int k = 0; k < batch.rows; ++k) {
       const bool more = k < next.rows;
       auto reads = reading(next.x[k], more ? columns_ : 0, {more ? next.x[k] + Ahead::lead : nullptr});
       if constexpr (operation == Operation::logsumexp) {
-        NoWork nothing;
-        const State state = reduce<Keep::none>(logits(batch.x[k], 0, batch.stage + k * padded()), columns_,
-                                               batch.max[k], nullptr, reads, nothing);
-        *batch.y[k] = store_as<Out>(RowResult<Acc>(operation, state.rounded()).logsumexp());
+        const auto source = logits(batch.x[k], 0, batch.stage + k * padded());
+        max_of[k] = finite_max(batch.max[k]);
+        if constexpr (Ops::compensates_several) {
+          if (batch.max[k] == infinity_v<Acc>) {
+            reads.finish();
+            wide[k] = Wide(static_cast<double>(of_infinite(source, columns_).sum));
+            low[k] = Vector(Acc(0));
+          } else {
+            const auto sums = chunk_accurate_sums<Acc>(source, columns_, max_of[k], reads);
+            wide[k] = Ops::widened_sum(sums.a, sums.b);
+            low[k] = sums.low;
+          }
+        } else {
+          NoWork nothing;
+          sum_of[k] =
+              reduce<Keep::none>(source, columns_, batch.max[k], nullptr, reads, nothing).rounded().sum;
+        }
       } else {
         const auto beside = [&](auto written) {
           Acc* stage = batch.stage + k * padded();
@@ -408,7 +425,16 @@ class SimdRowWork {
       }
       next.top[k] = lanes_of(reads);
     }
-    if constexpr (writes) finish_sums(sum, low, batch);
+    if constexpr (writes) {
+      finish_sums(sum, low, batch);
+    } else {
+      Vector total = Ops::load(sum_of);
+      if constexpr (Ops::compensates_several) total = Ops::compensated_sums(wide, low, batch.rows);
+      const Vector result =
+          Ops::load(max_of) + log_of_vector_sum<Ops>(total, -infinity_v<Acc>, infinity_v<Acc>);
+      Ops::store(sum_of, result);
+      for (int k = 0; k < batch.rows; ++k) *batch.y[k] = store_as<Out>(sum_of[k]);
+    }
   }
 
   /// From sums to what the last formula takes: RowResult for several rows.
@@ -419,15 +445,9 @@ class SimdRowWork {
       sum = Ops::select(rounded == rounded, rounded, sum);
     }
     if constexpr (operation == Operation::softmax) {
-      const Vector factor =
-          Ops::select(sum == Vector(Acc(0)), Vector(Acc(0)),
-                      Ops::select(sum == Vector(infinity_v<Acc>), Vector(nan_v<Acc>), Vector(Acc(1)) / sum));
-      Ops::store(batch.factor, factor);
+      Ops::store(batch.factor, factor_of_vector_sum<Ops>(sum));
     } else {
-      alignas(64) Acc sum_of[most_rows];
-      Ops::store(sum_of, sum);
-      for (int k = 0; k < batch.rows; ++k)
-        batch.factor[k] = RowResult<Acc>(operation, MaxSum<Acc>{Acc(0), sum_of[k]}).log_sum;
+      Ops::store(batch.factor, log_of_vector_sum<Ops>(sum, Acc(0), nan_v<Acc>));
     }
   }
 

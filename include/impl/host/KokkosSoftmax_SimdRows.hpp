@@ -20,6 +20,7 @@
 #include <impl/host/KokkosSoftmax_SimdDense.hpp>
 #include <impl/host/KokkosSoftmax_SimdRowWork.hpp>
 #include <impl/host/KokkosSoftmax_SimdRuns.hpp>
+#include <impl/host/KokkosSoftmax_SimdShort.hpp>
 #include <impl/host/KokkosSoftmax_SimdTranspose.hpp>
 #include <impl/KokkosSoftmax_Scratch.hpp>
 
@@ -188,6 +189,13 @@ struct SimdRows {
 
   template <Operation operation, class Exec, class Problem>
   static void run_operation(const Exec& exec, const Problem& problem) {
+    if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity>) {
+      if (ShortRows::has(problem)) {
+        const Call<Problem> call(exec, problem);
+        const int tasks = call.tasks(problem.geometry.rows);
+        return launch_tasks(exec, call.label, tasks, Short<operation, Problem>{call, tasks});
+      }
+    }
     if constexpr (operation != Operation::logsumexp) {
       if (Transposed::rows(problem)) {
         constexpr bool direct = std::is_same_v<typename Problem::Transform, BoundIdentity>;
@@ -268,6 +276,19 @@ struct SimdRows {
         State<Problem>* states = call.states + 2 * task * chunks;
         work.long_rows(begin, end, {{stage, other}, {states, states + chunks}, call.can_stage(g.columns)});
       }
+      finish_streaming(call.stream);
+    }
+  };
+
+  /// Rows of a few columns.
+  template <Operation operation, class Problem>
+  struct Short {
+    const Call<Problem>& call;
+    int tasks;
+    void operator()(int task) const {
+      const index_type rows = call.problem.geometry.rows;
+      SimdShort<Problem, operation>(call.problem, call.stream, call.from_memory)
+          .rows(share(rows, task, tasks), share(rows, task + 1, tasks));
       finish_streaming(call.stream);
     }
   };
@@ -404,6 +425,12 @@ struct SimdRows {
         const auto tile = rows.tile(first_tile + t);
         const State<Problem>* const states = call.states + (tile.first - first_row) * chunks;
         for (index_type r = 0; r < tile.rows; ++r) results[r] = work.joined(states + r * chunks);
+        if (tile.rows < Transposed::fewest_of_long) {
+          for (; unit < end && unit < (t + 1) * pieces; ++unit)
+            write_row_by_row(work, tile, states, results, (unit - t * pieces) * Rows::piece,
+                             call.stage(task));
+          continue;
+        }
         for (index_type of_chunk = -1; unit < end && unit < (t + 1) * pieces; ++unit) {
           const index_type first = (unit - t * pieces) * Rows::piece, c = first / chunk;
           const index_type count = std::min(Rows::piece, columns - first);
@@ -428,6 +455,39 @@ struct SimdRows {
         }
       }
       finish_streaming(call.stream);
+    }
+
+   private:
+    /// The piece from column `first` on.
+    void write_row_by_row(const SimdRowWork<Problem, operation, direct>& work,
+                          const typename Rows::Tile& tile, const State<Problem>* states,
+                          const RowResult<A>* results, index_type first, A* scratch) const {
+      const index_type columns = call.problem.geometry.columns, chunks = SimdRowsPlan<A>::chunks(columns);
+      const index_type count = std::min(Rows::piece, columns - first);
+      auto* const waiting = reinterpret_cast<typename Problem::Out*>(scratch + Rows::pitch_of_piece);
+      for (index_type r = 0; r < tile.rows; ++r) {
+        const auto [max, factor] =
+            work.numbers_of_chunk(states[r * chunks + first / SimdRowsPlan<A>::chunk], results[r]);
+        const Vector m(max), f(factor);
+        const auto formula = [&](const Vector& v, index_type) __attribute__((always_inline)) {
+          if constexpr (operation == Operation::softmax) {
+            return exp_of_vector_difference<Ops>(v - m) * f;
+          } else {
+            return (v - m) - f;
+          }
+        };
+        const RowAccess<Problem> row(call.problem, tile.first + r);
+        auto* const to = waiting + r * Rows::pitch_of_piece;
+        if constexpr (direct) {
+          chunk_write<A>(LogitsInMemory<A, typename Problem::In>{row.x + first}, count, to, false, formula);
+        } else {
+          work.load_logits(row, first, count, scratch);
+          chunk_write<A>(StagedValues<A>{scratch}, count, to, false, formula);
+        }
+      }
+      const index_type distance = call.problem.geometry.y_column_stride;
+      write_transposed(waiting, Rows::pitch_of_piece, tile.rows, count, tile.y + first * distance, distance,
+                       call.stream);
     }
   };
 

@@ -176,18 +176,13 @@ class SimdRuns : SimdLanes<Problem, operation> {
 
   /// From the sums to what the last formula takes; writes logsumexp.
   void finish() {
-    if constexpr (operation == Operation::softmax) {
-      for (int i = 0; i < rows_; i += w) Ops::store(sum_ + i, Lanes::factor_of_sum(Ops::load(sum_ + i)));
-    } else {
+    Lanes::finish_sums(max_, sum_, rows_);
+    if constexpr (operation == Operation::logsumexp) {
+      const RowGeometry& g = problem_.geometry;
       for (int i = 0; i < rows_; ++i) {
-        const RowResult<Acc> result(operation, MaxSum<Acc>{max_[i], sum_[i]});
-        sum_[i] = result.log_sum;
-        if constexpr (operation == Operation::logsumexp) {
-          const RowGeometry& g = problem_.geometry;
-          const int run = i / neighbours_, at = i % neighbours_;
-          const index_type distance = at > 0 ? g.y_stride[g.rank - 1] : 0;
-          problem_.y[y_offset_[run] + at * distance] = store_as<Out>(result.logsumexp());
-        }
+        const int run = i / neighbours_, at = i % neighbours_;
+        const index_type distance = at > 0 ? g.y_stride[g.rank - 1] : 0;
+        problem_.y[y_offset_[run] + at * distance] = store_as<Out>(sum_[i]);
       }
     }
   }

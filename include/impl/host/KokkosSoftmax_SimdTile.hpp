@@ -36,9 +36,9 @@ struct SimdTilePlan {
   static constexpr index_type chunk = 1024;
   static_assert(chunk % block == 0);
 
-  /// Neighbours of which a run is an array of its own: one or two would leave vectors half empty, of more a
-  /// whole row's exponentials might not fit.
-  static constexpr int fewest_of_dense = 3, most_of_dense = 2 * fewest_lanes - 1;
+  /// Neighbours of which a run is an array of its own: of fewer even the pieces of two blocks would not fill
+  /// a vector, of more a whole row's exponentials might not fit.
+  static constexpr int fewest_of_dense = width >= 8 ? 2 : 3, most_of_dense = 2 * fewest_lanes - 1;
 
   static index_type chunks(index_type columns) {
     return columns <= longest_staged ? 1 : ceil_div(columns, chunk);
@@ -181,11 +181,19 @@ class SimdLanes {
     return Ops::larger(Vector(-largest_v<Acc>), Ops::smaller(Vector(largest_v<Acc>), max));
   }
 
-  /// RowResult's factor of a softmax.
-  KOKKOSSOFTMAX_HOST_FUNCTION static Vector factor_of_sum(const Vector& sum) {
-    const Vector none(Acc(0)), factor = Vector(Acc(1)) / sum;
-    return Ops::select(sum == none, none,
-                       Ops::select(sum == Vector(infinity_v<Acc>), Vector(nan_v<Acc>), factor));
+  /// From the sums of so many lanes to what the last formula takes; logsumexp: to the result.
+  static void finish_sums(const Acc* max, Acc* sum, int lanes) {
+    for (int l = 0; l < lanes; l += w) {
+      const Vector v = Ops::load(sum + l);
+      if constexpr (operation == Operation::softmax) {
+        Ops::store(sum + l, factor_of_vector_sum<Ops>(v));
+      } else if constexpr (operation == Operation::log_softmax) {
+        Ops::store(sum + l, log_of_vector_sum<Ops>(v, Acc(0), nan_v<Acc>));
+      } else {
+        Ops::store(sum + l,
+                   Ops::load(max + l) + log_of_vector_sum<Ops>(v, -infinity_v<Acc>, infinity_v<Acc>));
+      }
+    }
   }
 
   /// Of an infinite sum the rounding errors are NaN: it speaks for itself.
@@ -285,13 +293,11 @@ class SimdTile : SimdLanes<Problem, operation> {
 
   /// From the sums to what the last formula takes; writes logsumexp.
   void finish() {
-    for (int l = 0; l < lanes_; ++l) {
-      const RowResult<Acc> result(operation, MaxSum<Acc>{max_[l], sum_[l]});
-      if constexpr (operation == Operation::logsumexp) {
-        const RowGeometry& g = problem_.geometry;
-        problem_.y[y_offset_ + l * g.y_stride[g.rank - 1]] = store_as<Out>(result.logsumexp());
-      }
-      sum_[l] = operation == Operation::softmax ? result.factor : result.log_sum;
+    Lanes::finish_sums(max_, sum_, lanes_);
+    if constexpr (operation == Operation::logsumexp) {
+      const RowGeometry& g = problem_.geometry;
+      const index_type distance = g.y_stride[g.rank - 1];
+      for (int l = 0; l < lanes_; ++l) problem_.y[y_offset_ + l * distance] = store_as<Out>(sum_[l]);
     }
   }
 

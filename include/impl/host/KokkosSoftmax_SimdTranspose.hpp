@@ -11,6 +11,8 @@
 #include <impl/host/KokkosSoftmax_SimdTile.hpp>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 
 namespace KokkosSoftmax::impl {
@@ -35,6 +37,10 @@ struct Bytes16 {
   KOKKOSSOFTMAX_HOST_FUNCTION static Raw gather(const At& at) {
     return load(at(0));
   }
+  template <int>
+  KOKKOSSOFTMAX_HOST_FUNCTION static Raw part(Raw v) {
+    return v;
+  }
   KOKKOSSOFTMAX_HOST_FUNCTION static void store(void* p, Raw v) {
     _mm_storeu_si128(static_cast<__m128i*>(p), v);
   }
@@ -52,6 +58,10 @@ struct Bytes32 {
   template <class At>
   KOKKOSSOFTMAX_HOST_FUNCTION static Raw gather(const At& at) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(Bytes16::load(at(0))), Bytes16::load(at(1)), 1);
+  }
+  template <int i>
+  KOKKOSSOFTMAX_HOST_FUNCTION static __m128i part(Raw v) {
+    return _mm256_extracti128_si256(v, i);
   }
   KOKKOSSOFTMAX_HOST_FUNCTION static void store(void* p, Raw v) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), v);
@@ -84,6 +94,10 @@ struct Bytes64 {
   KOKKOSSOFTMAX_HOST_FUNCTION static Raw gather(const At& at) {
     const __m256i low = Bytes32::gather(at), high = Bytes32::gather([&](int i) { return at(i + 2); });
     return _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(low), high, 1);
+  }
+  template <int i>
+  KOKKOSSOFTMAX_HOST_FUNCTION static __m128i part(Raw v) {
+    return _mm512_maskz_extracti32x4_epi32(0xf, v, i);
   }
   KOKKOSSOFTMAX_HOST_FUNCTION static void store(void* p, Raw v) { _mm512_storeu_si512(p, v); }
   KOKKOSSOFTMAX_HOST_FUNCTION static void stream(void* p, Raw v) {
@@ -158,13 +172,130 @@ KOKKOSSOFTMAX_HOST_FUNCTION void transpose_columns(const char* from, index_type 
 }
 #endif
 
+/// Rows of n columns, one behind the other, to vectors of columns and back, in registers alone.
+template <class Acc, int n>
+struct SimdInterleaved {
+  static constexpr bool works = false;
+};
+#if defined(__AVX512F__)
+template <class Acc, int n>
+requires(simd_bytes == 64 && std::is_floating_point_v<Acc> &&
+         (n == 2 || n == 3)) struct SimdInterleaved<Acc, n> {
+  static constexpr bool works = true;
+  using Ops = SimdOps<Acc>;
+  using Vector = typename Ops::Vector;
+  static constexpr int w = Ops::width;
+
+  KOKKOSSOFTMAX_HOST_FUNCTION static void load(const Acc* from, Vector* v) {
+    __m512i raw[n];
+    for (int i = 0; i < n; ++i) raw[i] = _mm512_loadu_si512(from + i * w);
+    for (int c = 0; c < n; ++c)
+      v[c] = std::bit_cast<Vector>(chosen(raw, columns[static_cast<std::size_t>(c)]));
+  }
+  KOKKOSSOFTMAX_HOST_FUNCTION static void store(const Vector* v, Acc* to) {
+    __m512i raw[n];
+    for (int c = 0; c < n; ++c) raw[c] = std::bit_cast<__m512i>(v[c]);
+    for (int i = 0; i < n; ++i)
+      _mm512_storeu_si512(to + i * w, chosen(raw, rows[static_cast<std::size_t>(i)]));
+  }
+
+ private:
+  using Index = typename Ops::Integer;
+  /// Which lanes of the first two vectors, and then which of these and the third one.
+  struct Choice {
+    alignas(64) std::array<Index, w> of_two, of_third;
+  };
+  using Choices = std::array<Choice, n>;
+  static constexpr Choices choices(bool of_columns) {
+    Choices all{};
+    for (int k = 0; k < n; ++k) {
+      for (int i = 0; i < w; ++i) {
+        const int flat = of_columns ? i * n + k : (k * w + i) % n * w + (k * w + i) / n;
+        Choice& choice = all[static_cast<std::size_t>(k)];
+        const auto at = static_cast<std::size_t>(i);
+        choice.of_two[at] = static_cast<Index>(flat < 2 * w ? flat : 0);
+        choice.of_third[at] = static_cast<Index>(flat < 2 * w ? i : flat - w);
+      }
+    }
+    return all;
+  }
+  static constexpr Choices columns = choices(true), rows = choices(false);
+
+  KOKKOSSOFTMAX_HOST_FUNCTION static __m512i chosen(const __m512i* from, const Choice& choice) {
+    __m512i v = permuted(from[0], choice.of_two.data(), from[1]);
+    if constexpr (n == 3) v = permuted(v, choice.of_third.data(), from[2]);
+    return v;
+  }
+  KOKKOSSOFTMAX_HOST_FUNCTION static __m512i permuted(__m512i a, const Index* index, __m512i b) {
+    if constexpr (sizeof(Acc) == 4) {
+      return _mm512_maskz_permutex2var_epi32(0xffff, a, _mm512_load_si512(index), b);
+    } else {
+      return _mm512_maskz_permutex2var_epi64(0xff, a, _mm512_load_si512(index), b);
+    }
+  }
+};
+#endif
+
+/// transpose_block of rows of n columns, one behind the other, or to such, as far as there are vectors of
+/// them; returns how many.
+template <int n, bool back, class T>
+int transpose_interleaved([[maybe_unused]] const T* from, [[maybe_unused]] index_type from_distance,
+                          [[maybe_unused]] int count, [[maybe_unused]] T* to,
+                          [[maybe_unused]] index_type to_distance, [[maybe_unused]] bool stream) {
+  int i = 0;
+  if constexpr (SimdInterleaved<T, n>::works) {
+    using Ops = SimdOps<T>;
+    constexpr int w = Ops::width;
+    for (; i + w <= count; i += w) {
+      typename Ops::Vector v[n];
+      if constexpr (back) {
+        for (int k = 0; k < n; ++k) v[k] = Ops::load(from + k * from_distance + i);
+        SimdInterleaved<T, n>::store(v, to + i * n);
+      } else {
+        SimdInterleaved<T, n>::load(from + i * n, v);
+        for (int k = 0; k < n; ++k)
+          stream ? Ops::stream(to + k * to_distance + i, v[k]) : Ops::store(to + k * to_distance + i, v[k]);
+      }
+    }
+  }
+  return i;
+}
+
 /// to[c * to_distance + r] = from[r * from_distance + c]. 16 bytes behind the last column of `from` may be
 /// read.
 template <class T>
 void transpose_block(const T* from, index_type from_distance, int rows, int columns, T* to,
                      index_type to_distance, [[maybe_unused]] bool stream) {
+  if ((columns == 2 || columns == 3) && from_distance == columns) {
+    const int done =
+        columns == 2 ? transpose_interleaved<2, false>(from, from_distance, rows, to, to_distance, stream)
+                     : transpose_interleaved<3, false>(from, from_distance, rows, to, to_distance, stream);
+    from += done * from_distance;
+    to += done;
+    rows -= done;
+  } else if ((rows == 2 || rows == 3) && to_distance == rows) {
+    const int done =
+        rows == 2 ? transpose_interleaved<2, true>(from, from_distance, columns, to, to_distance, stream)
+                  : transpose_interleaved<3, true>(from, from_distance, columns, to, to_distance, stream);
+    from += done;
+    to += done * to_distance;
+    columns -= done;
+  }
 #if defined(__AVX2__)
   constexpr int n = 16 / sizeof(T), size = sizeof(T);
+  if (rows < n && to_distance == rows) {
+    // Each column with what its successors overwrite.
+    int c = 0;
+    for (; (columns - c - n) * rows >= n - rows; c += n) {
+      __m128i v[n];
+      for (int i = 0; i < n; ++i) v[i] = Bytes16::load(from + std::min(i, rows - 1) * from_distance + c);
+      transpose<Bytes16, n>(v);
+      for (int i = 0; i < n; ++i) Bytes16::store(to + (c + i) * rows, v[i]);
+    }
+    from += c;
+    to += c * to_distance;
+    columns -= c;
+  }
   if (rows >= n) {
     for (int c = 0; c < columns; c += n) {
       const char* x = reinterpret_cast<const char*>(from + c);
@@ -239,16 +370,21 @@ void write_transposed(const T* from, index_type pitch, index_type rows, index_ty
                    });
 }
 
-/// The bytes of a vector of Acc as matrices, if the processor has a way to transpose these.
+/// The bytes of a vector of Acc as matrices, if the processor has a way to transpose these. (A member, for
+/// `void` to be known only where Acc is.)
 template <class Acc>
-using BytesOfVector =
+struct BytesOf {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-    std::conditional_t<simd_bytes == 64, Bytes64, std::conditional_t<simd_bytes == 32, Bytes32, void>>;
+  using type =
+      std::conditional_t<simd_bytes == 64, Bytes64, std::conditional_t<simd_bytes == 32, Bytes32, void>>;
 #elif defined(__AVX2__)
-    std::conditional_t<simd_bytes == 32, Bytes32, void>;
+  using type = std::conditional_t<simd_bytes == 32, Bytes32, void>;
 #else
-    void;
+  using type = void;
 #endif
+};
+template <class Acc>
+using BytesOfVector = typename BytesOf<Acc>::type;
 
 /// Vectors of rows: n columns from `at` on.
 template <class Bytes, int n, class Acc, class Vector>
@@ -318,8 +454,9 @@ inline constexpr std::size_t bytes_of_transposed = std::size_t(640) << 10;
 
 /// Rows that are contiguous in x and neighbours in y, and the other way round.
 struct Transposed {
-  /// Long rows with fewer neighbours are faster one by one: their outputs are made in vectors of neighbours,
-  /// which would be half empty. (Measured with float and AVX-512; less narrow vectors would do with less.)
+  /// Outputs of long rows with fewer neighbours are made row by row before they are transposed: vectors of
+  /// neighbours would be half empty. (Measured with float and AVX-512; less narrow vectors would do with
+  /// less.)
   static constexpr index_type fewest_of_long = 8;
 
   /// Rows of which y has one beside the other.
@@ -346,8 +483,7 @@ struct Transposed {
   template <class Problem>
   static bool rows(const Problem& p) {
     if (!may_be_rows(p)) return false;
-    const bool is_long = SimdRowsPlan<typename Problem::Acc>::chunks(p.geometry.columns) > 1;
-    return neighbours(p.geometry) >= (is_long ? fewest_of_long : 2);
+    return neighbours(p.geometry) >= 2;
   }
   template <class Problem>
   static bool columns(const Problem& p) {
