@@ -215,19 +215,21 @@ template <class Ops>
 template <class Acc>
 struct VectorLog;
 
-/// log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + R(s^2)), s = f / (2 + f), as in FreeBSD's msun, which has it
-/// within one unit in the last place: ln 2 in two parts, R.
+/// log(1 + f) = 2 atanh(s) = f - f^2 / 2 + s (f^2 / 2 + s^2 r(s^2)), s = f / (2 + f), where little is rounded
+/// of what is large (FreeBSD's msun adds up a logarithm so); r is the polynomial through 2 (atanh(s) / s - 1)
+/// / s^2 at Chebyshev's points for |f| up to the root of 2 less 1. ln 2 is in two parts, the first short
+/// enough for its product with an exponent to be exact.
 template <>
 struct VectorLog<float> {
-  static constexpr float high = 6.9313812256e-01f, low = 9.0580006145e-06f;
-  static constexpr float r[] = {0xaaaaaa.0p-24f, 0xccce13.0p-25f, 0x91e9ee.0p-25f, 0xf89e26.0p-26f};
+  static constexpr float high = 0x1.62e4p-1f, low = 0x1.7f7d1cp-20f;
+  static constexpr float r[] = {0x1.555556p-1f, 0x1.9999ecp-2f, 0x1.245c44p-2f, 0x1.ddced8p-3f};
 };
 template <>
 struct VectorLog<double> {
-  static constexpr double high = 6.93147180369123816490e-01, low = 1.90821492927058770002e-10;
-  static constexpr double r[] = {6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
-                                 2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
-                                 1.479819860511658591e-01};
+  static constexpr double high = 0x1.62e42fefa38p-1, low = 0x1.ef35793c7673p-45;
+  static constexpr double r[] = {0x1.5555555555558p-1, 0x1.99999999952e2p-2, 0x1.2492492df148dp-2,
+                                 0x1.c71c62e5800a1p-3, 0x1.7462b4ab2ef6bp-3, 0x1.39fe606542ddep-3,
+                                 0x1.2b584aae78a57p-3};
 };
 
 /// log of each lane's sum of exponentials, which is 0 or at least 1: `of_none` for 0, `of_infinite` for +inf,
