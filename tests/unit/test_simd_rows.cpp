@@ -601,7 +601,7 @@ void check_short(const Exec& exec, Operation operation, std::int64_t rows, std::
           for (std::int64_t c = 0; c < columns; ++c) different += differs(out(r, c), result(r, c));
         }
       }
-      if (rows <= 100 && from.stride[1] == 1 && from.stride[0] >= columns) {
+      if (rows <= 100 && from.stride[1] == 1 && from.stride[0] >= static_cast<std::size_t>(columns)) {
         const Strided alone(expected.data(), Kokkos::LayoutStride(1, columns, columns, 1));
         for (std::int64_t r = 0; r < rows; ++r) {
           if (operation != Operation::logsumexp) break;
