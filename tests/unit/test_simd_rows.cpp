@@ -641,6 +641,7 @@ TEST_F(SimdRows, ShortRowsGiveTheBitsOfOthers) {
   for (auto operation : operations) {
     for (const std::int64_t rows : {1, 15, 16, 33, 100, 2611}) {
       for (const std::int64_t columns : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 16, 17}) {
+        if (rows > 100 && columns != 2 && columns != 3 && columns != 7 && columns != 13) continue;
         check_short<float>(exec, operation, rows, columns);
         check_short<double>(exec, operation, rows, columns);
         if (columns % 2 == 0 && rows != 15) continue;
@@ -650,12 +651,10 @@ TEST_F(SimdRows, ShortRowsGiveTheBitsOfOthers) {
     }
   }
   // Beyond the caches.
-  for (auto operation : {Operation::softmax, Operation::log_softmax}) {
-    check_short<float>(exec, operation, 2500003, 2);
-    check_short<float>(exec, operation, 1600016, 3);
-    check_short<double>(exec, operation, 700001, 3);
-    check_short<ks::bhalf_t>(exec, operation, 900001, 7);
-  }
+  check_short<float>(exec, Operation::softmax, 2500003, 2);
+  check_short<float>(exec, Operation::log_softmax, 1600016, 3);
+  check_short<double>(exec, Operation::softmax, 700001, 3);
+  check_short<ks::bhalf_t>(exec, Operation::log_softmax, 900001, 7);
 }
 
 // A maximum that rises from block to block, the hardest order for sums that are rescaled: within the contract
