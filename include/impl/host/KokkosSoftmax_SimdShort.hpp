@@ -14,7 +14,6 @@
 #include <impl/host/KokkosSoftmax_SimdTranspose.hpp>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <utility>
 
@@ -32,16 +31,13 @@ struct SimdShortPlan {
   static constexpr int strip = 8192 / static_cast<int>(sizeof(Acc));
 };
 
-/// Rows that are short.
+/// Rows that are short, of problems without a transform.
 struct ShortRows {
   template <class Problem>
   static bool has(const Problem& p) {
     using Plan = SimdShortPlan<typename Problem::Acc>;
     const RowGeometry& g = p.geometry;
-    if (!std::is_same_v<typename Problem::Transform, BoundIdentity> || Plan::width == 1 || g.columns < 1 ||
-        g.columns > Plan::longest) {
-      return false;
-    }
+    if (Plan::width == 1 || g.columns < 1 || g.columns > Plan::longest) return false;
     const int last = g.rank - 1;
     if (p.axis_is_strided) return g.rank > 0 && g.x_stride[last] == 1 && g.extent[last] >= 2 * Plan::width;
     if (g.x_column_stride != 1) return false;
