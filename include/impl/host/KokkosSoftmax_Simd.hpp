@@ -379,7 +379,8 @@ struct SimdOps {
   KOKKOSSOFTMAX_HOST_FUNCTION static Wide widened_sum(const Vector& a, const Vector& b) {
     const auto half = [](const Vector& v, auto which) __attribute__((always_inline)) {
       const __m512d pairs = _mm512_castps_pd(raw(v));
-      return _mm512_maskz_cvtps_pd(0xff, _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, pairs, which())));
+      return _mm512_maskz_cvtps_pd(
+          0xff, _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, pairs, decltype(which)::value)));
     };
     const std::integral_constant<int, 0> low;
     const std::integral_constant<int, 1> high;
