@@ -18,6 +18,7 @@ Exit status: 0 when everything ran, 1 when something could not run or a result o
 
 import argparse
 import ctypes
+import functools
 import json
 import math
 import os
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 
 # Asked before PyTorch is imported: with OMP_PROC_BIND its OpenMP runtime binds this process to one core, and a program
 # started from here would inherit that.
@@ -131,19 +133,34 @@ class Case:
         return lambda: softmax_fwd(x)
 
 
+class Cudnn:
+    """cuDNN with one handle, which lives as long as the process; LookupError where there is none."""
+
+    def __init__(self, torch):
+        if not torch.backends.cudnn.is_available():
+            raise LookupError("this PyTorch has no cuDNN")
+        self.library = ctypes.CDLL(f"libcudnn.so.{torch.backends.cudnn.version() // 10000}")
+        self.library.cudnnGetErrorString.restype = ctypes.c_char_p
+        self.handle = ctypes.c_void_p()
+        self.check(self.library.cudnnCreate(ctypes.byref(self.handle)))
+
+    def check(self, status):
+        """LookupError where cuDNN refuses."""
+        if status != 0:
+            raise LookupError(f"cuDNN: {self.library.cudnnGetErrorString(status).decode()}")
+
+
+@functools.lru_cache(maxsize=None)
+def cudnn_of(torch):
+    """The process' Cudnn."""
+    return Cudnn(torch)
+
+
 def cudnn_call(torch, x, y, operation):
     """cudnnSoftmaxForward on PyTorch's current stream; LookupError where there is no cuDNN, or it refuses."""
-    if not torch.backends.cudnn.is_available():
-        raise LookupError("this PyTorch has no cuDNN")
-    library = ctypes.CDLL(f"libcudnn.so.{torch.backends.cudnn.version() // 10000}")
-    library.cudnnGetErrorString.restype = ctypes.c_char_p
-
-    def check(status):
-        if status != 0:
-            raise LookupError(f"cuDNN: {library.cudnnGetErrorString(status).decode()}")
-
-    handle, descriptor = ctypes.c_void_p(), ctypes.c_void_p()
-    check(library.cudnnCreate(ctypes.byref(handle)))
+    cudnn = cudnn_of(torch)
+    library, check = cudnn.library, cudnn.check
+    descriptor = ctypes.c_void_p()
     check(library.cudnnCreateTensorDescriptor(ctypes.byref(descriptor)))
     # cudnnDataType_t, CUDNN_TENSOR_NCHW, CUDNN_SOFTMAX_ACCURATE or _LOG, CUDNN_SOFTMAX_MODE_INSTANCE
     kind = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}[x.dtype]
@@ -153,11 +170,13 @@ def cudnn_call(torch, x, y, operation):
     one, zero = factor(1), factor(0)
 
     def call():
-        check(library.cudnnSetStream(handle, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        check(library.cudnnSetStream(cudnn.handle, stream))
         operands = (descriptor, ctypes.c_void_p(x.data_ptr()), ctypes.byref(zero), descriptor, ctypes.c_void_p(y.data_ptr()))
-        check(library.cudnnSoftmaxForward(handle, algorithm, 0, ctypes.byref(one), *operands))
+        check(library.cudnnSoftmaxForward(cudnn.handle, algorithm, 0, ctypes.byref(one), *operands))
         return y
 
+    weakref.finalize(call, library.cudnnDestroyTensorDescriptor, descriptor)
     return call
 
 
