@@ -9,15 +9,16 @@
 /// its chunk. Whether the exponentials of a chunk wait in a cache for that factor or are computed once more,
 /// which thread has which chunk, and whether stores go past the caches is a matter of speed that moves no
 /// bits (KokkosSoftmax_SimdChunk.hpp, KokkosSoftmax_SimdRowWork.hpp). Where the axis is not contiguous,
-/// vectors run across neighbouring rows (KokkosSoftmax_SimdTile.hpp); where these are few, along the array
-/// that they are together (KokkosSoftmax_SimdDense.hpp), or else across blocks of them
-/// (KokkosSoftmax_SimdRuns.hpp). This file decides who does what, and launches it.
+/// vectors run across neighbouring rows (KokkosSoftmax_SimdTile.hpp), or along the array that they are
+/// together (KokkosSoftmax_SimdPanel.hpp; few of them: KokkosSoftmax_SimdDense.hpp), or else across blocks of
+/// few (KokkosSoftmax_SimdRuns.hpp). This file decides who does what, and launches it.
 
 #ifndef KOKKOSSOFTMAX_SIMDROWS_HPP
 #define KOKKOSSOFTMAX_SIMDROWS_HPP
 
 #include <impl/host/KokkosSoftmax_Cpu.hpp>
 #include <impl/host/KokkosSoftmax_SimdDense.hpp>
+#include <impl/host/KokkosSoftmax_SimdPanel.hpp>
 #include <impl/host/KokkosSoftmax_SimdRowWork.hpp>
 #include <impl/host/KokkosSoftmax_SimdRuns.hpp>
 #include <impl/host/KokkosSoftmax_SimdShort.hpp>
@@ -27,6 +28,7 @@
 #include <impl/Kokkos_Profiling.hpp>
 
 #include <cstdio>
+#include <optional>
 #include <tuple>
 
 #if defined(__linux__)
@@ -140,6 +142,20 @@ struct SimdRows {
   template <class Problem>
   using State = CompensatedMaxSum<typename Problem::Acc>;
 
+  /// Rows of a panel that threads share, and elements of those that could be tiles as well: measured with
+  /// float and two threads.
+  template <class A>
+  static constexpr index_type most_of_shared_panel = 1600 / sizeof(A);
+  static constexpr index_type elements_of_shared_panels = 65536;
+  /// Threads that share panels: each joins all blocks of those it has a part of, which more would do too
+  /// often.
+  static constexpr int most_of_shared_panels = 8;
+  /// Maxima, and sums, of blocks of panels that are shared: of panels that fit the cache.
+  template <class A>
+  static index_type states_of_shared_panels() {
+    return static_cast<index_type>(HostCaches::shared() / (SimdTilePlan<A>::block * sizeof(A)));
+  }
+
   /// What a call needs: no less for longer rows or more of them.
   template <class Problem>
   struct Scratch {
@@ -158,6 +174,12 @@ struct SimdRows {
         if (chunks > 1) {
           states =
               static_cast<std::size_t>(chunks * (2 * g.rows + SimdTilePlan<A>::most_lanes)) * 2 * sizeof(A);
+        }
+        if (threads <= most_of_shared_panels) {
+          const index_type of_panels =
+              std::min(g.rows * SimdTilePlan<A>::blocks(g.columns), states_of_shared_panels<A>()) +
+              SimdTilePlan<A>::width;
+          states = std::max(states, static_cast<std::size_t>(of_panels) * 2 * sizeof(A));
         }
       } else if (g.columns > SimdRowsPlan<A>::chunk) {
         const std::size_t row = static_cast<std::size_t>(g.columns) * sizeof(A);
@@ -529,6 +551,27 @@ struct SimdRows {
     }
   };
 
+  /// What a thread's tiles share.
+  template <class Tile>
+  struct OfThread {};
+  template <class Problem, Operation operation>
+  struct OfThread<SimdPanel<Problem, operation>> {
+    PanelLines<typename Problem::Acc, typename Problem::Out> lines;
+  };
+  template <class Tile, class Problem>
+  static Tile& make_tile(std::optional<Tile>& place, OfThread<Tile>& of_thread, const Call<Problem>& call,
+                         const SimdTiles& tiles, index_type t) {
+    if constexpr (requires { of_thread.lines; }) {
+      return place.emplace(call.problem, tiles, t, call.stream, of_thread.lines);
+    } else {
+      return place.emplace(call.problem, tiles, t, call.stream);
+    }
+  }
+  template <class Tile>
+  static void finish_tiles(OfThread<Tile>& of_thread) {
+    if constexpr (requires { of_thread.lines; }) of_thread.lines.finish();
+  }
+
   template <Operation operation, class Tile, class Problem>
   struct WholeTiles {
     const Call<Problem>& call;
@@ -543,46 +586,171 @@ struct SimdRows {
     }
   };
 
-  /// Chunks of the columns of tiles, in two launches.
+  /// Chunks of the columns of tiles, in two launches, or whole tiles in one.
   template <Operation operation, class Tile, class Problem>
   struct SharedTiles {
     using A = typename Problem::Acc;
     const Call<Problem>& call;
     SimdTiles tiles;
     int tasks;
-    bool write;
+    bool reduce, write;
     void operator()(int task) const {
       const index_type chunks = SimdTilePlan<A>::chunks(call.problem.geometry.columns);
       // logsumexp has one value for all chunks of a tile.
-      const index_type units_of_tile = write && operation == Operation::logsumexp ? 1 : chunks;
-      const index_type units = tiles.count * units_of_tile, distance = index_type(2) * tiles.lanes;
-      const index_type begin = share(units, task, tasks), end = share(units, task + 1, tasks);
+      const index_type units_of_tile = !reduce && operation == Operation::logsumexp ? 1 : chunks;
+      const index_type distance = index_type(2) * tiles.lanes;
+      const auto share_of_tiles = [&](int part) {
+        return reduce && write ? share(tiles.count, part, tasks) * units_of_tile
+                               : share(tiles.count * units_of_tile, part, tasks);
+      };
+      const index_type begin = share_of_tiles(task), end = share_of_tiles(task + 1);
+      OfThread<Tile> of_thread;
+      std::optional<Tile> place;
       A* all_states = reinterpret_cast<A*>(call.states);
       for (index_type unit = begin; unit < end;) {
-        const index_type t = unit / units_of_tile;
-        Tile tile(call.problem, tiles, t, call.stream);
+        const index_type t = unit / units_of_tile, first = unit - t * units_of_tile,
+                         last = std::min(end - t * units_of_tile, units_of_tile);
+        Tile& tile = make_tile(place, of_thread, call, tiles, t);
         A* states = all_states + t * chunks * distance;
+        if (reduce) {
+          for (index_type c = first; c < last; ++c)
+            tile.reduce_chunk(c, call.stage(task), states + c * distance);
+        }
         if (write) {
           tile.join(states, chunks, distance);
           tile.finish();
-        }
-        for (; unit < end && unit < (t + 1) * units_of_tile; ++unit) {
-          const index_type c = unit - t * units_of_tile;
-          if (!write) {
-            tile.reduce_chunk(c, call.stage(task), states + c * distance);
-          } else if constexpr (operation != Operation::logsumexp) {
-            tile.write_chunk(c, call.stage(task));
+          if constexpr (operation != Operation::logsumexp) {
+            for (index_type c = first; c < last; ++c) tile.write_chunk(c, call.stage(task));
           }
         }
+        unit += last - first;
       }
+      finish_tiles(of_thread);
       finish_streaming(call.stream);
     }
   };
+
+  /// Panels whose exponentials wait.
+  template <Operation operation, class Problem>
+  struct WholePanels {
+    using A = typename Problem::Acc;
+    using Plan = SimdTilePlan<A>;
+    const Call<Problem>& call;
+    SimdTiles tiles;
+    int tasks;
+
+    /// A panel's partial results and exponentials.
+    static bool fit(const Call<Problem>& call, const SimdTiles& tiles) {
+      const index_type blocks = Plan::blocks(call.problem.geometry.columns);
+      return call.can_stage(blocks * (2 + Plan::block) * tiles.inner + 2 * Plan::width);
+    }
+
+    void operator()(int task) const {
+      const index_type blocks = Plan::blocks(call.problem.geometry.columns);
+      const index_type begin = share(tiles.count, task, tasks), end = share(tiles.count, task + 1, tasks);
+      A *const stage = call.stage(task), *const partials = stage + blocks * Plan::block * tiles.inner;
+      PanelLines<A, typename Problem::Out> lines;
+      for (index_type t = begin; t < end; ++t) {
+        SimdPanel<Problem, operation> panel(call.problem, tiles, t, call.stream, lines);
+        panel.reduce_blocks(0, blocks, stage, partials);
+        panel.join_blocks(partials, nullptr);
+        if (call.stream && t + 1 < end) panel.fetch_beside(tiles, t + 1);
+        panel.write_blocks(0, blocks, stage, partials);
+      }
+      lines.finish();
+      finish_streaming(call.stream);
+    }
+  };
+
+  /// Blocks of the columns of panels, in two launches; each thread has the same ones in both.
+  template <Operation operation, class Problem>
+  struct SharedPanels {
+    using A = typename Problem::Acc;
+    using Panel = SimdPanel<Problem, operation>;
+    const Call<Problem>& call;
+    SimdTiles tiles;
+    int tasks;
+    bool write;
+    void operator()(int task) const {
+      using Plan = SimdTilePlan<A>;
+      const index_type blocks = Plan::blocks(call.problem.geometry.columns);
+      const index_type begin = share(tiles.count * blocks, task, tasks),
+                       end = share(tiles.count * blocks, task + 1, tasks);
+      A *const scratch = call.stage(task), *stage = scratch + Plan::partials;
+      PanelLines<A, typename Problem::Out> lines;
+      for (index_type unit = begin; unit < end;) {
+        const index_type t = unit / blocks, first = unit - t * blocks,
+                         last = std::min(blocks, end - t * blocks);
+        A* const partials = reinterpret_cast<A*>(call.states) + t * blocks * 2 * tiles.inner;
+        Panel panel(call.problem, tiles, t, call.stream, lines);
+        if (write) {
+          panel.join_blocks(partials, scratch);
+          panel.write_blocks(first, last, stage, partials);
+        } else {
+          panel.reduce_blocks(first, last, stage, partials);
+        }
+        if (Plan::chunks(call.problem.geometry.columns) == 1)
+          stage += (last - first) * Plan::block * tiles.inner;
+        unit += last - first;
+      }
+      lines.finish();
+      finish_streaming(call.stream);
+    }
+  };
+
+  /// Whether there were panels.
+  template <Operation operation, class Exec, class Problem>
+  static bool run_panels(const Exec& exec, const Call<Problem>& call) {
+    using A = Acc<Problem>;
+    using Plan = SimdTilePlan<A>;
+    const RowGeometry& g = call.problem.geometry;
+    const SimdTiles tiles = SimdTiles::panels(call.problem);
+    if (tiles.count == 0) return false;
+    const index_type chunks = Plan::chunks(g.columns), blocks = Plan::blocks(g.columns);
+    using Panel = SimdPanel<Problem, operation>;
+    using Whole = WholePanels<operation, Problem>;
+    const int tasks = call.tasks(tiles.count * blocks);
+    if (chunks == 1) {
+      // Exponentials of columns that share a few sets of the first-level cache would not stay in it.
+      if (tiles.inner * static_cast<index_type>(sizeof(A)) % 1024 == 0) return false;
+      if ((tiles.count >= index_type(4) * tasks || tiles.count % tasks == 0) && Whole::fit(call, tiles)) {
+        launch_tasks(exec, call.label, tasks, Whole{call, tiles, tasks});
+        return true;
+      }
+      // Two launches, and scratch of all blocks, do not pay where tiles are wide or there is little to do.
+      if (tiles.inner > most_of_shared_panel<A> ||
+          (tiles.inner >= Plan::fewest_lanes * 2 && g.rows * g.columns < elements_of_shared_panels))
+        return false;
+    }
+    // Chunks, where they go round.
+    const index_type units = tiles.count * chunks;
+    if (chunks > 1 && (units >= index_type(4) * call.threads || units % call.threads == 0)) {
+      launch_long_tiles<operation, Panel>(exec, call, tiles);
+      return true;
+    }
+    if (call.threads <= most_of_shared_panels && g.rows * blocks <= states_of_shared_panels<A>() &&
+        chunks * 2 * tiles.inner <= Plan::partials &&
+        (chunks > 1 ||
+         call.can_stage(Plan::partials +
+                        ceil_div(tiles.count * blocks, index_type(tasks)) * Plan::block * tiles.inner +
+                        Plan::width))) {
+      SharedPanels<operation, Problem> functor{call, tiles, tasks, false};
+      launch_tasks(exec, call.label + "::reduce", tasks, functor);
+      functor.write = true;
+      launch_tasks(exec, call.label + "::write", tasks, functor);
+      return true;
+    }
+    return false;
+  }
 
   template <Operation operation, class Exec, class Problem>
   static void run_tiles(const Exec& exec, const Problem& problem) {
     const Call<Problem> call(exec, problem);
     const std::size_t stage_bytes = HostCaches::longest_stage(call.threads);
+    if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity> &&
+                  operation != Operation::logsumexp) {
+      if (run_panels<operation>(exec, call)) return;
+    }
     if constexpr (operation != Operation::logsumexp) {
       if (Transposed::columns(problem)) {
         using Wide = TransposedTile<Problem, SimdTile<Problem, operation>>;
@@ -614,13 +782,31 @@ struct SimdRows {
     if (chunks == 1) {
       const int tasks = call.tasks(tiles.count);
       launch_tasks(exec, call.label, tasks, WholeTiles<operation, Tile, Problem>{call, tiles, tasks});
+    } else {
+      launch_long_tiles<operation, Tile>(exec, call, tiles);
+    }
+  }
+
+  template <Operation operation, class Tile, class Exec, class Problem>
+  static void launch_long_tiles(const Exec& exec, const Call<Problem>& call, const SimdTiles& tiles) {
+    const RowGeometry& g = call.problem.geometry;
+    const index_type chunks = SimdTilePlan<Acc<Problem>>::chunks(g.columns);
+    // Of many tiles each is written while the thread's share of the cache has its logits.
+    const auto bytes_of_tile =
+        static_cast<std::size_t>(g.columns * std::min<index_type>(tiles.lanes, g.rows)) *
+        sizeof(typename Problem::In);
+    if (tiles.count >= index_type(4) * call.threads &&
+        static_cast<std::size_t>(call.threads) * bytes_of_tile <= HostCaches::shared() / 4) {
+      const int tasks = call.tasks(tiles.count);
+      launch_tasks(exec, call.label, tasks,
+                   SharedTiles<operation, Tile, Problem>{call, tiles, tasks, true, true});
       return;
     }
     const int tasks = call.tasks(tiles.count * chunks);
     launch_tasks(exec, call.label + "::reduce", tasks,
-                 SharedTiles<operation, Tile, Problem>{call, tiles, tasks, false});
+                 SharedTiles<operation, Tile, Problem>{call, tiles, tasks, true, false});
     launch_tasks(exec, call.label + "::write", tasks,
-                 SharedTiles<operation, Tile, Problem>{call, tiles, tasks, true});
+                 SharedTiles<operation, Tile, Problem>{call, tiles, tasks, false, true});
   }
 };
 

@@ -3,8 +3,8 @@
 
 /// \file
 /// Rows side by side: the axis is not contiguous, a lane has a row, and a tile of neighbouring rows goes
-/// through the columns together. (Few neighbours: KokkosSoftmax_SimdDense.hpp and
-/// KokkosSoftmax_SimdRuns.hpp.)
+/// through the columns together. (Neighbours that are an array: KokkosSoftmax_SimdPanel.hpp; few of them:
+/// KokkosSoftmax_SimdDense.hpp and KokkosSoftmax_SimdRuns.hpp.)
 
 #ifndef KOKKOSSOFTMAX_SIMDTILE_HPP
 #define KOKKOSSOFTMAX_SIMDTILE_HPP
@@ -64,6 +64,24 @@ struct SimdTiles {
   int runs = 1;         ///< else: runs of neighbours in a tile
   index_type count;
   bool dense = false;  ///< a tile is a run of few neighbours whose columns continue each other in x and y
+
+  /// Runs of at least a vector of neighbours whose columns continue each other in x and y; none: no such.
+  template <class Problem>
+  static SimdTiles panels(const Problem& problem) {
+    using Plan = SimdTilePlan<typename Problem::Acc>;
+    const RowGeometry& g = problem.geometry;
+    SimdTiles tiles{};
+    const int fastest = g.rank - 1;
+    if (fastest < 0 || g.x_stride[fastest] != 1 || g.y_stride[fastest] != 1) return tiles;
+    tiles.inner = g.extent[fastest];
+    if (g.x_column_stride != tiles.inner || g.y_column_stride != tiles.inner) return tiles;
+    if (tiles.inner < std::max(Plan::width, Plan::fewest_of_dense) || tiles.inner > Plan::most_lanes ||
+        g.columns * tiles.inner < Plan::group * 4)
+      return tiles;
+    tiles.lanes = static_cast<int>(tiles.inner);
+    tiles.count = g.rows / tiles.inner;
+    return tiles;
+  }
 
   template <class Problem>
   static SimdTiles of(const Problem& problem, int concurrency, std::size_t stage_bytes,

@@ -1,0 +1,418 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// Rows side by side, at least as many as a vector has lanes, whose columns continue each other in x and in
+/// y: a panel, an array that is read and written as it lies there. Where columns are no whole vectors, a
+/// vector goes from one column to the next: beside it is read what the rows have, repeated, from the row on
+/// that it begins with. So no vector is half empty, and what goes past the caches are whole lines. What a row
+/// does with its blocks of columns is what a tile does with them (KokkosSoftmax_SimdTile.hpp), and so are its
+/// bits.
+
+#ifndef KOKKOSSOFTMAX_SIMDPANEL_HPP
+#define KOKKOSSOFTMAX_SIMDPANEL_HPP
+
+#include <impl/host/KokkosSoftmax_SimdTile.hpp>
+
+#include <algorithm>
+#include <cstring>
+
+namespace KokkosSoftmax::impl {
+
+/// A line of y whose outputs come from two blocks, or two panels, that are written one after the other past
+/// the caches: it waits until it is whole. (A store to a line that the cache does not have holds up all those
+/// behind it.)
+template <class Acc, class Out>
+class PanelLines {
+ public:
+  using Ops = SimdOps<Acc>;
+  /// Elements of a cache line, or of a vector if that is more.
+  static constexpr int line = std::max(Ops::width, static_cast<int>(64 / sizeof(Out)));
+
+  /// How many of `count` outputs that begin at y are to be added, for those behind them to begin at a line.
+  KOKKOSSOFTMAX_HOST_FUNCTION index_type begin(Out* y, index_type count) {
+    const int at = place(y);
+    if (y != y_ + end_) {
+      finish();
+      begin_ = end_ = at;
+      y_ = y - at;
+    }
+    return std::min<index_type>((line - at) % line, count);
+  }
+  /// The next outputs begin at this line.
+  KOKKOSSOFTMAX_HOST_FUNCTION void begin_line(Out* y) {
+    begin_ = end_ = 0;
+    y_ = y;
+  }
+  KOKKOSSOFTMAX_HOST_FUNCTION void add(const simd<Acc>& v, int count) {
+    Ops::store(waiting_ + end_, v);
+    end_ += count;
+    if (end_ < line) return;
+    if (begin_ > 0) {
+      write_part();
+    } else {
+      for (int i = 0; i < line; i += line_of_cache) SimdOps<Acc>::stream_line(y_ + i, waiting_ + i);
+    }
+    y_ += line;
+    begin_ = end_ = 0;
+  }
+  /// Writes what waits.
+  void finish() {
+    if (end_ > begin_) write_part();
+    y_ = nullptr;
+    begin_ = end_ = 0;
+  }
+
+ private:
+  static constexpr auto line_of_cache = static_cast<int>(64 / sizeof(Out));
+
+  /// Not what others have before it.
+  void write_part() {
+    std::memcpy(y_ + begin_, waiting_ + begin_, static_cast<std::size_t>(end_ - begin_) * sizeof(Out));
+  }
+  static int place(const Out* y) {
+    return static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % (line * sizeof(Out)) / sizeof(Out));
+  }
+
+  Out* y_ = nullptr;  ///< the line that waits
+  int begin_ = 0, end_ = 0;
+  alignas(64) Out waiting_[line + Ops::width];
+};
+
+/// A run of neighbouring rows (a tile has one).
+template <class Problem, Operation operation>
+class SimdPanel : SimdLanes<Problem, operation> {
+  using Lanes = SimdLanes<Problem, operation>;
+  using Lanes::w;
+
+ public:
+  using Acc = typename Problem::Acc;
+  using In = typename Problem::In;
+  using Out = typename Problem::Out;
+  using Ops = SimdOps<Acc>;
+  using Vector = typename Ops::Vector;
+  using Plan = SimdTilePlan<Acc>;
+
+  /// What a thread writes it writes through the same `lines`.
+  SimdPanel(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream,
+            PanelLines<Acc, Out>& lines)
+      : problem_(problem),
+        columns_(problem.geometry.columns),
+        stream_(stream),
+        rows_(static_cast<int>(tiles.inner)),
+        lines_(lines) {
+    const RowGeometry::Row row = problem.geometry.row(tile * tiles.inner);
+    x_ = problem.x + row.x_offset;
+    y_ = problem.y + row.y_offset;
+    const int vectors = (rows_ + w - 1) / w;
+    // Where a vector that overlaps another one would be a sixth of all.
+    in_pieces_ = vectors * w * 5 > rows_ * 6;
+  }
+
+  /// [max of each row, sum of each row] of blocks; their exponentials, if rows are written from these, in
+  /// `stage`.
+  void reduce_blocks(index_type begin, index_type end, Acc* stage, Acc* partials) {
+    const index_type first = begin * block, last = std::min(end * block, columns_);
+    partials += begin * 2 * rows_;
+    if (operation == Operation::softmax && Plan::chunks(columns_) == 1) {
+      reduce<true>(first, last, stage, partials);
+    } else {
+      reduce<false>(first, last, stage, partials);
+    }
+  }
+  /// To be called between the two.
+  void join_blocks(const Acc* partials, Acc* scratch) {
+    const index_type chunks = Plan::chunks(columns_), distance = 2 * rows_;
+    if (chunks == 1) {
+      join(partials, Plan::blocks(columns_), distance);
+    } else {
+      for (index_type c = 0; c < chunks; ++c) {
+        const index_type first = c * (Plan::chunk / block);
+        join(partials + first * distance,
+             std::min<index_type>(Plan::chunk / block, Plan::blocks(columns_) - first), distance);
+        keep_state(scratch + c * distance);
+      }
+      join(scratch, chunks, distance);
+    }
+    finish();
+  }
+  /// Brings the logits of another panel beside what is written, unless that needs the cache for itself.
+  void fetch_beside(const SimdTiles& tiles, index_type tile) {
+    constexpr index_type most_bytes = index_type(256) << 10;
+    if (columns_ * rows_ * static_cast<index_type>(sizeof(In)) > most_bytes) return;
+    fetch_ = problem_.x + problem_.geometry.row(tile * tiles.inner).x_offset;
+  }
+  void write_blocks(index_type begin, index_type end, const Acc* stage, const Acc* partials) {
+    if (operation == Operation::softmax && Plan::chunks(columns_) == 1) {
+      write_staged(begin, end, stage, partials);
+    } else {
+      write_logits(begin * block, std::min(end * block, columns_));
+    }
+  }
+
+  /// [max of each row, sum of each row] of one chunk of long rows.
+  void reduce_chunk(index_type chunk, Acc* scratch, Acc* state) {
+    const index_type begin = chunk * Plan::chunk, end = std::min(begin + Plan::chunk, columns_);
+    reduce<false>(begin, end, scratch + Plan::partials, scratch);
+    join(scratch, Plan::blocks(end - begin), 2 * rows_);
+    keep_state(state);
+  }
+
+  void join(const Acc* states, index_type chunks, index_type distance) {
+    Lanes::merge(states, rows_, chunks, distance, max_, sum_);
+  }
+
+  /// From the sums to what the last formula takes.
+  void finish() {
+    Lanes::finish_sums(max_, sum_, rows_);
+    repeat(max_);
+    repeat(sum_);
+  }
+
+  void write_chunk(index_type chunk, Acc*) {
+    write_logits(chunk * Plan::chunk, std::min((chunk + 1) * Plan::chunk, columns_));
+  }
+
+ private:
+  static constexpr int block = Plan::block, most = Plan::most_lanes;
+  /// Logits are fetched so far ahead, or a block if that is more.
+  static constexpr index_type elements_ahead = 16384 / sizeof(In);
+  /// Elements that go together, of four vectors.
+  static constexpr int step = 4 * w;
+  static_assert(step % PanelLines<Acc, Out>::line == 0);
+
+  void keep_state(Acc* state) const {
+    std::memcpy(state, max_, static_cast<std::size_t>(rows_) * sizeof(Acc));
+    std::memcpy(state + rows_, sum_, static_cast<std::size_t>(rows_) * sizeof(Acc));
+  }
+
+  /// Of each row, repeated for vectors that begin with any row.
+  void repeat(Acc* of_row) const {
+    for (int k = 0; k < step; k += w) Ops::store(of_row + rows_ + k, Ops::load(of_row + k));
+  }
+  /// The row that an element has which comes `elements` after one of this row.
+  KOKKOSSOFTMAX_HOST_FUNCTION int row_after(int row, int elements_in_rows) const {
+    const int next = row + elements_in_rows;
+    return next >= rows_ ? next - rows_ : next;
+  }
+
+  /// use(row) for vectors that cover the rows [begin, end), at least a vector of them: the last one overlaps
+  /// the one before.
+  template <class Use>
+  KOKKOSSOFTMAX_HOST_FUNCTION static void for_each_vector(int begin, int end, const Use& use) {
+    int l = begin;
+    for (; l + w <= end; l += w) use(l);
+    if (l < end) use(end - w);
+  }
+
+  struct Columns {
+    const In* x;
+    index_type distance;
+    KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(int c) const { return Ops::load(x + c * distance); }
+  };
+  /// Logits to be fetched.
+  struct Ahead {
+    const In* x;
+    KOKKOSSOFTMAX_HOST_FUNCTION void fetch() {
+      __builtin_prefetch(x, 0, 2);
+      x += w;
+    }
+  };
+
+  /// Maxima and sums of the blocks of [begin, end), at `partials`; their exponentials one behind the other in
+  /// `stage` if `keep`.
+  template <bool keep>
+  void reduce(index_type begin, index_type end, Acc* stage, Acc* partials) {
+    const In* x = x_ + begin * rows_;
+    for (index_type b = begin; b < end; b += block, partials += 2 * rows_, x += block * rows_) {
+      const int columns = static_cast<int>(std::min<index_type>(block, end - b));
+      Ahead next{x + std::max<index_type>(block * rows_, elements_ahead)};
+      Acc* const sums = partials + rows_;
+      for (int first = 0; first < rows_; first += Plan::group) {
+        // A group that is no vector takes some of the one before once more.
+        const int last = std::min(first + Plan::group, rows_);
+        const int from = std::min(first, last - w);
+        find_maxima(x, columns, from, last, partials);
+        if (in_pieces_) break;
+        for_each_vector(
+            from, last, [&](int l) __attribute__((always_inline)) {
+              Lanes::template add_block<keep>(Columns{x + l, rows_}, stage + l, rows_, columns, partials + l,
+                                              sums + l, next);
+            });
+      }
+      if (in_pieces_) add_pieces<keep>(x, columns, partials, stage, sums, next);
+      if (keep) stage += block * rows_;
+    }
+  }
+
+  /// Of the rows [begin, end).
+  KOKKOSSOFTMAX_HOST_FUNCTION void find_maxima(const In* x, int columns, int begin, int end,
+                                               Acc* maxima) const {
+    constexpr int several = 4;
+    const auto of_rows = [&]<int vectors>(int l, std::integral_constant<int, vectors>)
+        __attribute__((always_inline)) {
+      const auto place = [&](int k) __attribute__((always_inline)) {
+        return k + 1 < vectors ? k * w : std::min((vectors - 1) * w, end - l - w);
+      };
+      Vector m[vectors];
+      for (int k = 0; k < vectors; ++k) m[k] = Vector(-infinity_v<Acc>);
+      const In* p = x + l;
+      for (int c = 0; c < columns; ++c, p += rows_)
+        for (int k = 0; k < vectors; ++k) m[k] = Ops::larger(Ops::load(p + place(k)), m[k]);
+      for (int k = 0; k < vectors; ++k) Ops::store(maxima + l + place(k), Lanes::finite(m[k]));
+    };
+    int l = begin;
+    for (; l + several * w <= end; l += several * w) of_rows(l, std::integral_constant<int, several>());
+    const int rest = (end - l + w - 1) / w;
+    if (rest == 1) of_rows(std::min(l, end - w), std::integral_constant<int, 1>());
+    if (rest == 2) of_rows(l, std::integral_constant<int, 2>());
+    if (rest == 3) of_rows(l, std::integral_constant<int, 3>());
+    if (rest == 4) of_rows(l, std::integral_constant<int, 4>());
+  }
+
+  /// Exponentials and sums of a block in pieces of four columns, as many as a sum has accumulators: every
+  /// element stays in the lane of its accumulator.
+  template <bool keep>
+  void add_pieces(const In* x, int columns, const Acc* maxima, Acc* stage, Acc* sums, Ahead next) {
+    for_each_vector(
+        0, rows_, [&](int l) __attribute__((always_inline)) {
+          Ops::store(repeated_ + l, Ops::load(maxima + l));
+        });
+    repeat(repeated_);
+    const int piece = 4 * rows_, pieces = columns / 4, rest = columns % 4 * rows_;
+    int row = 0;
+    for_each_vector(
+        0, piece, [&](int at) __attribute__((always_inline)) {
+          if (at == piece - w) row = rows_ - w;
+          const Vector max = Ops::load(repeated_ + row);
+          Vector sum(Acc(0));
+          const auto add = [&](const Vector& v, int i) __attribute__((always_inline)) {
+            const Vector e = exp_of_vector_difference<Ops>(v - max);
+            if constexpr (keep) Ops::store(stage + i, e);
+            next.fetch();
+            sum = sum + e;
+          };
+          int i = at;
+          for (int k = 0; k < pieces; ++k, i += piece) add(Ops::load(x + i), i);
+          if (at + w <= rest) {
+            add(Ops::load(x + i), i);
+          } else if (at < rest) {
+            add(Ops::load_part(x + i, rest - at, -infinity_v<Acc>), i);
+          }
+          Ops::store(sums_of_piece_ + at, sum);
+          row = row_after(row, w % rows_);
+        });
+    for_each_vector(
+        0, rows_, [&](int l) __attribute__((always_inline)) {
+          const auto of = [&](int j) __attribute__((always_inline)) {
+            return Ops::load(sums_of_piece_ + j * rows_ + l);
+          };
+          Ops::store(sums + l, (of(0) + of(1)) + (of(2) + of(3)));
+        });
+  }
+
+  /// softmax of the exponentials in `stage`.
+  void write_staged(index_type begin, index_type end, const Acc* stage, const Acc* partials) {
+    for (index_type b = begin; b < end; ++b, stage += block * rows_) {
+      const Acc* const max = partials + b * 2 * rows_;
+      for_each_vector(
+          0, rows_, [&](int l) __attribute__((always_inline)) {
+            const Vector factor = exp_of_vector_difference<Ops>(Ops::load(max + l) - Ops::load(max_ + l));
+            Ops::store(repeated_ + l, factor * Ops::load(sum_ + l));
+          });
+      repeat(repeated_);
+      write(
+          StagedValues<Acc>{stage}, b * block,
+          std::min((b + 1) * block, columns_), [&](const Vector& e, int row) __attribute__((always_inline)) {
+            return e * Ops::load(repeated_ + row);
+          });
+    }
+  }
+
+  /// Outputs from the logits, read once more.
+  void write_logits(index_type begin, index_type end) {
+    write(
+        LogitsInMemory<Acc, In>{x_ + begin * rows_}, begin,
+        end, [&](const Vector& v, int row) __attribute__((always_inline)) {
+          const Vector difference = v - Ops::load(max_ + row);
+          if constexpr (operation == Operation::softmax) {
+            return exp_of_vector_difference<Ops>(difference) * Ops::load(sum_ + row);
+          } else {
+            return difference - Ops::load(sum_ + row);
+          }
+        });
+  }
+
+  /// y = formula(value, row that the vector begins with) for the columns [begin, end).
+  template <class Source, class Formula>
+  KOKKOSSOFTMAX_HOST_FUNCTION void write(const Source& source, index_type begin, index_type end,
+                                         const Formula& formula) {
+    Out* const y = y_ + begin * rows_;
+    const index_type count = (end - begin) * rows_;
+    index_type i = 0;
+    int row = 0;
+    const auto next = [&](int elements) __attribute__((always_inline)) {
+      const Vector v = elements == w ? source(i) : source.part(i, elements);
+      const Vector value = formula(v, row);
+      i += elements;
+      row = row_after(row, elements % rows_);
+      return value;
+    };
+    const auto next_count = [&](index_type last) __attribute__((always_inline)) {
+      return static_cast<int>(std::min<index_type>(w, last - i));
+    };
+    if (stream_) {
+      for (index_type head = lines_.begin(y, count); i < head;) {
+        const int n = next_count(head);
+        lines_.add(next(n), n);
+      }
+    }
+    const int rows_of_step = step % rows_;
+    for (; i + step <= count; i += step, row = row_after(row, rows_of_step)) {
+      Vector v[4];
+      for (int k = 0; k < 4; ++k) v[k] = formula(source(i + k * w), row + k * w);
+      if (fetch_ != nullptr) {
+        for (int k = 0; k < step; k += 64 / static_cast<int>(sizeof(In)))
+          __builtin_prefetch(fetch_ + k, 0, 2);
+        fetch_ += step;
+      }
+      if (stream_) {
+        announce_next_page(y + i, step * sizeof(Out));
+        Ops::stream(y + i, v[0], v[1]);
+        Ops::stream(y + i + 2 * w, v[2], v[3]);
+      } else {
+        for (int k = 0; k < 4; ++k) Ops::store(y + i + k * w, v[k]);
+      }
+    }
+    if (stream_ && i < count) lines_.begin_line(y + i);
+    while (i < count) {
+      const int n = next_count(count);
+      const Vector value = next(n);
+      if (stream_) {
+        lines_.add(value, n);
+      } else if (n == w) {
+        Ops::store(y + i - n, value);
+      } else {
+        Ops::store_part(y + i - n, value, n);
+      }
+    }
+  }
+
+  const Problem& problem_;
+  const In* x_;
+  Out* y_;
+  index_type columns_;
+  bool stream_, in_pieces_;
+  const In* fetch_ = nullptr;  ///< what is fetched next beside what is written
+  int rows_;
+  PanelLines<Acc, Out>& lines_;
+  alignas(64) Acc max_[most + step], sum_[most + step];  ///< of each row; sum_: what the last formula takes
+  alignas(64) Acc repeated_[most + step];
+  static constexpr int most_in_pieces = 5 * w;
+  static_assert((most_in_pieces / w + 1) * w * 5 <= most_in_pieces * 6);
+  alignas(64) Acc sums_of_piece_[4 * most_in_pieces + w];
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
