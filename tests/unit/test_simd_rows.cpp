@@ -353,6 +353,10 @@ void check_few_neighbours(const Exec& exec, Operation operation, bool in_place) 
   }
   for (const std::int64_t width : {21, 32, 63}) {
     for (const std::int64_t columns : {35, 2100}) all.push_back({3, columns, width});
+    if (width == 21) {
+      all.push_back({40, 70, width});
+      all.push_back({14, 2100, width});
+    }
   }
   for (const Extents& e : all) {
     for (const std::int64_t padding : {0, 3}) {
@@ -414,6 +418,60 @@ TEST_F(SimdRows, FewNeighboursGiveTheBitsOfMany) {
       check_few_neighbours<ks::bhalf_t>(exec, operation, in_place);
     }
   }
+}
+
+// Slabs whose columns continue each other are written past the caches as one array, whose lines blocks, slabs
+// and threads share. 80 MB; the bits are those of columns that padding keeps apart.
+template <class T>
+void check_large_slabs(const Exec& exec, Operation operation, std::int64_t columns, std::int64_t width,
+                       int offset, bool in_place = false) {
+  const std::int64_t slab = columns * width;
+  const std::int64_t slabs = (std::int64_t(80) << 20) / static_cast<std::int64_t>(sizeof(T)) / slab;
+  const std::int64_t kinds = std::min<std::int64_t>(3, slabs);  // of slabs, one after the other
+  const std::int64_t size = slabs * slab;
+  using Flat = Kokkos::View<T*, Exec::memory_space>;
+  using Slabs =
+      Kokkos::View<T***, Kokkos::LayoutStride, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  const Flat x(Kokkos::view_alloc(Kokkos::WithoutInitializing, "x"), size + offset + 64);
+  const Flat y =
+      in_place ? x : Flat(Kokkos::view_alloc(Kokkos::WithoutInitializing, "y"), size + offset + 64);
+  const Kokkos::View<T***, Kokkos::LayoutRight, Exec::memory_space> kind("kind", kinds, columns, width + 1);
+  const Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space> lse("lse", 0, 0);
+  Random random(11);
+  for (std::int64_t i = 0; i < kinds * columns * (width + 1); ++i)
+    kind.data()[i] = T(static_cast<float>(random.uniform(-8, 8)));
+  const std::size_t bytes = static_cast<std::size_t>(width) * sizeof(T);
+  for (std::int64_t i = 0; i < slabs * columns; ++i)
+    std::memcpy(static_cast<void*>(x.data() + offset + i * width), &kind(i / columns % kinds, i % columns, 0),
+                bytes);
+  const T mark(-7.0f);
+  for (std::int64_t i = 0; i < offset; ++i) y.data()[i] = mark;
+  for (std::int64_t i = 0; i < 64; ++i) y.data()[offset + size + i] = mark;
+  const Kokkos::LayoutStride layout(slabs, slab, columns, width, width, 1);
+  call(operation, exec, Slabs(x.data() + offset, layout), Slabs(y.data() + offset, layout), lse, 1);
+  const Kokkos::LayoutStride apart(kinds, columns * (width + 1), columns, width + 1, width, 1);
+  call(operation, exec, Slabs(kind.data(), apart), Slabs(kind.data(), apart), lse, 1);
+  std::int64_t different = 0;
+  for (std::int64_t i = 0; i < slabs * columns; ++i)
+    different +=
+        std::memcmp(y.data() + offset + i * width, &kind(i / columns % kinds, i % columns, 0), bytes) != 0;
+  EXPECT_EQ(different, 0) << columns << " x " << width << " " << ks::scalar_name<T>() << ", offset "
+                          << offset;
+  for (std::int64_t i = 0; i < offset; ++i)
+    EXPECT_EQ(static_cast<float>(y.data()[i]), -7.0f) << "before the output";
+  for (std::int64_t i = 0; i < 64; ++i)
+    EXPECT_EQ(static_cast<float>(y.data()[offset + size + i]), -7.0f) << "behind the output";
+}
+
+TEST_F(SimdRows, LargeSlabsGiveTheBitsOfColumnsApart) {
+  for (auto operation : {Operation::softmax, Operation::log_softmax}) {
+    check_large_slabs<float>(exec, operation, 70, 49, 3);
+    check_large_slabs<float>(exec, operation, 64, 100, 0, true);
+    check_large_slabs<float>(exec, operation, 300, 250, 16);
+    check_large_slabs<ks::bhalf_t>(exec, operation, 37, 33, 1);
+  }
+  check_large_slabs<double>(exec, Operation::softmax, 2100, 17, 1, true);
+  check_large_slabs<float>(exec, Operation::softmax, 160000, 131, 5);
 }
 
 // Rows that are neighbours in x alone, or in neither, have the bits that they have where they are neighbours
