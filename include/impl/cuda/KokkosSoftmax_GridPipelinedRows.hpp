@@ -32,7 +32,9 @@
 /// with an announcer, and 16 KB at once, 0.97. Operands that are read where they are, of a copy of all bytes:
 /// a mask 0.39 in float and 0.19 in bfloat16, a bias 0.83 and 0.45; copied along 0.96 and 0.90, 0.97 and
 /// 0.73. Bfloat16 whose exponentials go back to the slot, of which each was formed twice: with that bias 0.91
-/// for 0.73, with a factor 0.91 for 0.86.
+/// for 0.73, with a factor 0.91 for 0.86. Two groups of publishers that take halves of the same
+/// shares, so that operands are free sooner: with a temperature 0.68 for 0.84, with a bias for all rows no
+/// better.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies: whatever slice was handed out gets published.
 /// A row lacks slices that nobody took only while no slot is free, and tickets are handed out in order, so of
@@ -724,7 +726,13 @@ struct GridPipelinedBlock {
     use(transform);
   }
 
-  /// One warp.
+  /// One warp. What it takes for a slice, one way to the words and back through L2 and what has to be done
+  /// then, is waited for by all, slice after slice: it paces the block, at about the speed of memory. (One
+  /// H200, 65536 columns of float: a slice in 2.03 us, of which the collector 1.79, 0.969 of a copy; with a
+  /// chain of instructions longer by four words that are not there 0.88. But two collectors that take turns
+  /// made it 0.92, loads for the next slice under way before this one's are joined 0.957: reads that come as
+  /// they can get in the way of each other and of the writes. Bfloat16 with a temperature, 2.3 us a slice,
+  /// 0.844, went up to 0.870 so.)
   __device__ void collect() const {
     index_type have = -1;
     SlicedRowResult<Problem> result{};
