@@ -79,6 +79,10 @@ class PanelLines {
   alignas(64) Out waiting_[line + Ops::width];
 };
 
+/// Whether four vectors, which are written at once, are whole lines: not where a vector is short.
+template <class Acc, class Out>
+inline constexpr bool panels_have_lines = 4 * SimdOps<Acc>::width % PanelLines<Acc, Out>::line == 0;
+
 /// A run of neighbouring rows (a tile has one).
 template <class Problem, Operation operation>
 class SimdPanel : SimdLanes<Problem, operation> {
@@ -179,7 +183,7 @@ class SimdPanel : SimdLanes<Problem, operation> {
   static constexpr index_type elements_ahead = 16384 / sizeof(In);
   /// Elements that go together, of four vectors.
   static constexpr int step = 4 * w;
-  static_assert(step % PanelLines<Acc, Out>::line == 0);
+  static_assert(panels_have_lines<Acc, Out>);
 
   void keep_state(Acc* state) const {
     std::memcpy(state, max_, static_cast<std::size_t>(rows_) * sizeof(Acc));

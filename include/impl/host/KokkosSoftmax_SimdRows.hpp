@@ -748,7 +748,8 @@ struct SimdRows {
     const Call<Problem> call(exec, problem);
     const std::size_t stage_bytes = HostCaches::longest_stage(call.threads);
     if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity> &&
-                  operation != Operation::logsumexp) {
+                  operation != Operation::logsumexp &&
+                  panels_have_lines<Acc<Problem>, typename Problem::Out>) {
       if (run_panels<operation>(exec, call)) return;
     }
     if constexpr (operation != Operation::logsumexp) {
