@@ -14,7 +14,6 @@
 #include <impl/host/KokkosSoftmax_SimdTile.hpp>
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 namespace KokkosSoftmax::impl {
@@ -61,8 +60,7 @@ class SimdDense : SimdLanes<Problem, operation> {
   /// [max of each row, sum of each row] of one chunk of long rows.
   void reduce_chunk(index_type chunk, Acc* scratch, Acc* state) {
     reduce<false>(chunk * Plan::chunk, std::min((chunk + 1) * Plan::chunk, columns_), nullptr, scratch);
-    std::memcpy(state, max_, static_cast<std::size_t>(neighbours_) * sizeof(Acc));
-    std::memcpy(state + neighbours_, sum_, static_cast<std::size_t>(neighbours_) * sizeof(Acc));
+    Lanes::keep_state(state, max_, sum_, neighbours_);
   }
 
   void join(const Acc* states, index_type chunks, index_type distance) {

@@ -51,7 +51,7 @@ class PanelLines {
     if (begin_ > 0) {
       write_part();
     } else {
-      for (int i = 0; i < line; i += line_of_cache) SimdOps<Acc>::stream_line(y_ + i, waiting_ + i);
+      for (int i = 0; i < line; i += line_of_cache) Ops::stream_line(y_ + i, waiting_ + i);
     }
     y_ += line;
     begin_ = end_ = 0;
@@ -88,6 +88,7 @@ template <class Problem, Operation operation>
 class SimdPanel : SimdLanes<Problem, operation> {
   using Lanes = SimdLanes<Problem, operation>;
   using Lanes::w;
+  using typename Lanes::ColumnsOfX;
 
  public:
   using Acc = typename Problem::Acc;
@@ -134,7 +135,7 @@ class SimdPanel : SimdLanes<Problem, operation> {
         const index_type first = c * (Plan::chunk / block);
         join(partials + first * distance,
              std::min<index_type>(Plan::chunk / block, Plan::blocks(columns_) - first), distance);
-        keep_state(scratch + c * distance);
+        Lanes::keep_state(scratch + c * distance, max_, sum_, rows_);
       }
       join(scratch, chunks, distance);
     }
@@ -159,7 +160,7 @@ class SimdPanel : SimdLanes<Problem, operation> {
     const index_type begin = chunk * Plan::chunk, end = std::min(begin + Plan::chunk, columns_);
     reduce<false>(begin, end, scratch + Plan::partials, scratch);
     join(scratch, Plan::blocks(end - begin), 2 * rows_);
-    keep_state(state);
+    Lanes::keep_state(state, max_, sum_, rows_);
   }
 
   void join(const Acc* states, index_type chunks, index_type distance) {
@@ -185,11 +186,6 @@ class SimdPanel : SimdLanes<Problem, operation> {
   static constexpr int step = 4 * w;
   static_assert(panels_have_lines<Acc, Out>);
 
-  void keep_state(Acc* state) const {
-    std::memcpy(state, max_, static_cast<std::size_t>(rows_) * sizeof(Acc));
-    std::memcpy(state + rows_, sum_, static_cast<std::size_t>(rows_) * sizeof(Acc));
-  }
-
   /// Of each row, repeated for vectors that begin with any row.
   void repeat(Acc* of_row) const {
     for (int k = 0; k < step; k += w) Ops::store(of_row + rows_ + k, Ops::load(of_row + k));
@@ -209,11 +205,6 @@ class SimdPanel : SimdLanes<Problem, operation> {
     if (l < end) use(end - w);
   }
 
-  struct Columns {
-    const In* x;
-    index_type distance;
-    KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(int c) const { return Ops::load(x + c * distance); }
-  };
   /// Logits to be fetched.
   struct Ahead {
     const In* x;
@@ -240,8 +231,8 @@ class SimdPanel : SimdLanes<Problem, operation> {
         if (in_pieces_) break;
         for_each_vector(
             from, last, [&](int l) __attribute__((always_inline)) {
-              Lanes::template add_block<keep>(Columns{x + l, rows_}, stage + l, rows_, columns, partials + l,
-                                              sums + l, next);
+              Lanes::template add_block<keep>(ColumnsOfX{x + l, rows_}, stage + l, rows_, columns,
+                                              partials + l, sums + l, next);
             });
       }
       if (in_pieces_) add_pieces<keep>(x, columns, partials, stage, sums, next);

@@ -166,8 +166,7 @@ class SimdRuns : SimdLanes<Problem, operation> {
   void reduce_chunk(index_type chunk, Acc* scratch, Acc* state) {
     begin_chunk(chunk);
     reduce(scratch + Plan::partials, scratch, 0);
-    std::memcpy(state, max_, static_cast<std::size_t>(state_lanes_) * sizeof(Acc));
-    std::memcpy(state + state_lanes_, sum_, static_cast<std::size_t>(state_lanes_) * sizeof(Acc));
+    Lanes::keep_state(state, max_, sum_, state_lanes_);
   }
 
   void join(const Acc* states, index_type chunks, index_type distance) {

@@ -154,6 +154,12 @@ class SimdLanes {
   using Vector = typename Ops::Vector;
   static constexpr int w = Ops::width;
 
+  /// A vector of lanes in each of the columns of a block.
+  struct ColumnsOfX {
+    const typename Problem::In* x;
+    index_type stride;
+    KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(int c) const { return Ops::load(x + c * stride); }
+  };
   struct ColumnsOfStage {
     const Acc* v;
     int stride;
@@ -197,6 +203,12 @@ class SimdLanes {
   /// A maximum as MaxSum keeps it.
   KOKKOSSOFTMAX_HOST_FUNCTION static Vector finite(const Vector& max) {
     return Ops::larger(Vector(-largest_v<Acc>), Ops::smaller(Vector(largest_v<Acc>), max));
+  }
+
+  /// [max of each lane, sum of each lane] to `state`.
+  static void keep_state(Acc* state, const Acc* max, const Acc* sum, index_type lanes) {
+    std::memcpy(state, max, static_cast<std::size_t>(lanes) * sizeof(Acc));
+    std::memcpy(state + lanes, sum, static_cast<std::size_t>(lanes) * sizeof(Acc));
   }
 
   /// From the sums of so many lanes to what the last formula takes; logsumexp: to the result.
@@ -251,6 +263,7 @@ class SimdTile : SimdLanes<Problem, operation> {
   using Lanes = SimdLanes<Problem, operation>;
   using Lanes::w;
   using typename Lanes::ColumnsOfStage;
+  using typename Lanes::ColumnsOfX;
 
  public:
   using Acc = typename Problem::Acc;
@@ -301,8 +314,7 @@ class SimdTile : SimdLanes<Problem, operation> {
     Acc* partials = scratch;
     reduce(begin, end, scratch + Plan::partials, false, partials);
     Lanes::merge(partials, padded_, Plan::blocks(end - begin), 2 * padded_, max_, sum_);
-    std::memcpy(state, max_, static_cast<std::size_t>(padded_) * sizeof(Acc));
-    std::memcpy(state + padded_, sum_, static_cast<std::size_t>(padded_) * sizeof(Acc));
+    Lanes::keep_state(state, max_, sum_, padded_);
   }
 
   void join(const Acc* states, index_type chunks, index_type distance) {
@@ -344,12 +356,6 @@ class SimdTile : SimdLanes<Problem, operation> {
     for (int l = end; (l - begin) % w != 0; ++l) to[l - begin] = -infinity_v<Acc>;
   }
 
-  /// A vector of lanes in each of the columns of a block.
-  struct ColumnsOfX {
-    const In* x;
-    index_type stride;
-    KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(int c) const { return Ops::load(x + c * stride); }
-  };
   struct PartOfX {
     const In* x;
     index_type stride;
