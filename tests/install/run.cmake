@@ -23,10 +23,10 @@ function(run what)
   message(STATUS "${what}: done")
 endfunction()
 
-# Builds the consumer with these options and runs it.
+# Builds the consumer with these options and runs it: without optimization, for intrinsics want constants then, too.
 function(consume)
   run("Configuring the consumer" "${CMAKE_COMMAND}" -S "${SOURCE_DIR}/tests/install/consumer" -B "${WORK_DIR}/consumer"
-      ${COMMON} ${ARGN}
+      ${COMMON} ${ARGN} -DCMAKE_CXX_FLAGS_RELEASE=-O0
   )
   run("Building the consumer" "${CMAKE_COMMAND}" --build "${WORK_DIR}/consumer" --target consumer --parallel ${CORES})
   if(CAN_RUN)
@@ -65,9 +65,9 @@ endfunction()
 set(quickly -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DKokkosSoftmax_WARNINGS_AS_ERRORS=OFF)
 
 if(KIND STREQUAL "subdirectory")
-  # The consumer compiles the kernels that it calls, here without optimization: intrinsics want constants then, too.
+  # The consumer compiles the kernels that it calls.
   consume("-DCONSUMER_SUBDIRECTORY=${SOURCE_DIR}" "-DCONSUMER_KOKKOS_SOURCES=${KOKKOS_SOURCES}" ${DEPENDENCIES}
-          -DKokkosSoftmax_COMPILED_BACKENDS=NONE ${quickly} -DCMAKE_CXX_FLAGS_RELEASE=-O0
+          -DKokkosSoftmax_COMPILED_BACKENDS=NONE ${quickly}
   )
   file(REMOVE_RECURSE "${WORK_DIR}")
   return()
