@@ -99,6 +99,7 @@ void sweep() {
         ReductionPlan plan = ReductionPlan::of<T>(columns);
         plan.slice_columns = bytes / static_cast<int>(sizeof(T));
         plan.slices = (columns + plan.slice_columns - 1) / plan.slice_columns;
+        plan.runs = ReductionPlan::runs_of(plan.slices, row_bytes);
         plan.reads_twice = part < 1 || row_bytes > ReductionPlan::largest_row_bytes_held;
         if (part < 1 && plan.slices == 1) {
           std::printf("  %9s", "");

@@ -166,14 +166,14 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
 // Around the ends of slices, of the eighths that they are reduced in, and of rows that a block has for
 // itself.
 TEST_F(CudaSlicedRows, FloatRowsGiveTheSameBitsAnywhere) {
-  check_same_bits<float>({2,      1023,   1025,   2047,    2048,    2049,    4095,   4097,   8191,
-                          8193,   12289,  16383,  16384,   16385,   16386,   24577,  28673,  32767,
-                          32768,  32769,  40000,  50257,   65537,   98303,   128255, 131071, 151643,
-                          196609, 393215, 786433, 1572865, 2097152, 4194303, 8388608});
+  check_same_bits<float>({2,      1023,   1025,   2047,    2048,    2049,    4095,    4097,   8191,
+                          8193,   12289,  16383,  16384,   16385,   16386,   24577,   28673,  32767,
+                          32768,  32769,  40000,  50257,   65537,   98303,   128255,  131071, 151643,
+                          196609, 393215, 786433, 1100003, 1572865, 2097152, 4194303, 8388608});
 }
 TEST_F(CudaSlicedRows, Bfloat16RowsGiveTheSameBitsAnywhere) {
   check_same_bits<bhalf_t>({2, 2047, 4097, 8193, 16383, 16385, 16386, 24577, 32769, 50257, 65536, 65537,
-                            80000, 128255, 393215, 1572865, 8388609});
+                            80000, 128255, 393215, 1572865, 2200003, 8388609});
 }
 TEST_F(CudaSlicedRows, HalfRowsGiveTheSameBitsAnywhere) {
   check_same_bits<half_t>({3, 8191, 16386, 32769, 50257, 151643});
@@ -536,12 +536,35 @@ TEST_F(CudaSlicedRows, RowsGiveTheSameBitsHoweverMuchIsHeld) {
     const Operands<float> operands(columns);
     check_parts_held<float>(columns, [&](std::int64_t rows) { return operands.bound_bias(0, rows); });
   }
-  for (const std::int64_t columns : {4400003, 8388608}) {
+  for (const std::int64_t columns : {4400003, 8388608, 9000001}) {
     check_parts_held<bhalf_t>(columns, identity);
     const Operands<bhalf_t> operands(columns);
     check_parts_held<bhalf_t>(columns, [&](std::int64_t rows) { return operands.bound_mask(0, rows); });
     check_parts_held<bhalf_t>(columns, [&](std::int64_t rows) { return operands.bound_bias(0, rows); });
   }
+}
+
+// Rows whose slices are joined in runs, and those at the limits of that, with runs of -inf, NaN and +inf.
+TEST_F(CudaSlicedRows, RowsWithRunsOfSlices) {
+  using ks::impl::ReductionPlan;
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  constexpr std::int64_t rows = 3, slice = ReductionPlan::usual_slice_bytes / sizeof(float);
+  int with_runs = 0;
+  for (const std::int64_t columns : {128 * slice, 128 * slice + 1, 159 * slice, 160 * slice, 160 * slice + 1,
+                                     std::int64_t(4194304), std::int64_t(4194305), std::int64_t(9000001)}) {
+    SCOPED_TRACE(columns);
+    const ReductionPlan plan = ReductionPlan::of<float>(columns);
+    ASSERT_LE(plan.runs * ReductionPlan::slices_of_run + ReductionPlan::slices_ahead, plan.slices);
+    with_runs += plan.runs > 0 ? 1 : 0;
+    const std::int64_t run = ReductionPlan::slices_of_run * plan.slice_columns;
+    std::vector<double> logits = random_values(Scalar::float32, rows * columns, -9, 9, columns);
+    std::fill_n(logits.begin(), run, -inf);                            // the first run
+    std::fill_n(logits.begin() + columns + run, columns - run, -inf);  // all behind it
+    logits[static_cast<std::size_t>(columns + 7)] = 80;
+    logits[static_cast<std::size_t>(2 * columns + run / 2)] = columns % 2 == 0 ? nan : inf;
+    for (const auto operation : operations) expect_right(operation, rows, columns, logits, kernels[0]);
+  }
+  EXPECT_EQ(with_runs, 5);
 }
 
 // Holds multiprocessors for a while.

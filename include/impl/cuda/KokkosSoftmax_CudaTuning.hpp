@@ -17,7 +17,8 @@ namespace KokkosSoftmax::impl {
 /// How a long row is cut. A slice belongs to `shares` warps; lane l of warp w has the units i * 256 + w * 32
 /// + l of the slice, a unit being one scalar, or two neighbours of 16 bits. (Where sums are formed in float,
 /// a share's is in fixed point, and several warps may have a part of the share each.) The warps' results are
-/// joined in a binary tree, those of the slices one after the other in a lane and then in a tree over lanes.
+/// joined in a binary tree, those of the slices one after the other in a lane and then in a tree over lanes;
+/// where there are runs of slices, each of these first in a tree of its own, and then in place of a slice.
 /// All by indices in the row, so that every kernel that follows it gives the same bits for the same row.
 struct ReductionPlan {
   static constexpr int shares = 8;  ///< warps that reduce a slice, in one block or in several
@@ -28,6 +29,10 @@ struct ReductionPlan {
   /// Slices of a row may be read twice, the second time as far as possible from L2: all of them would fill
   /// much of the rings of the whole grid before the first could be finished.
   bool reads_twice;
+  /// The first slices of a row, in runs that one block joins for all others once it has reduced what comes
+  /// `slices_ahead` later.
+  index_type runs;
+  static constexpr index_type slices_of_run = 32, slices_ahead = 3 * slices_of_run;
 
   /// Slices are reduced part by part: one that ends within a part costs no more than the rest of it.
   static constexpr int part_bytes = 4096;
@@ -51,6 +56,17 @@ struct ReductionPlan {
     return row_bytes <= 14 * mega ? 6 * part_bytes : 5 * part_bytes;
   }
 
+  /// Where a warp would have to ask for the results of a row's slices twice for each one that it finishes (of
+  /// up to 128 it asks at once, and rows of more than 160 it finishes several slices of), and where it would
+  /// have to ask many times. (One H200, fractions of a copy without runs and with them: float 1.06 M columns
+  /// 0.84 and 0.91, 1.3 M 0.90 and 0.93, 6 M 0.72 and 0.75, 20 M 0.59 and 0.68, with a bias as large as x
+  /// 0.58 and 0.65; bfloat16 2.2 M 0.80 and 0.91. But float 1.35 M 0.95 and 0.94, 3 M 0.86 and 0.82, 4.2 M
+  /// 0.81 and 0.77, and without slices_ahead, so that blocks wait for each other, 1 M 0.96 and 0.87.)
+  static constexpr index_type runs_of(index_type slices, index_type row_bytes) {
+    const bool pays = (slices > 128 && slices <= 160) || row_bytes > 16 * 1024 * 1024;
+    return pays ? std::max<index_type>(0, (slices - slices_ahead) / slices_of_run) : 0;
+  }
+
   template <class In>
   static constexpr ReductionPlan of(index_type columns) {
     constexpr index_type size = sizeof(In), line = 128 / size;
@@ -61,8 +77,9 @@ struct ReductionPlan {
     const index_type wanted = slices_of(fills ? usual : largest_slice_bytes);
     // Slices of one length: a short last one would hold a slot that is mostly empty.
     const index_type length = ((columns + wanted - 1) / wanted + line - 1) / line * line;
-    return {(columns + length - 1) / length, static_cast<int>(length),
-            columns * size > largest_row_bytes_held};
+    const index_type slices = (columns + length - 1) / length;
+    return {slices, static_cast<int>(length), columns * size > largest_row_bytes_held,
+            runs_of(slices, columns * size)};
   }
 };
 

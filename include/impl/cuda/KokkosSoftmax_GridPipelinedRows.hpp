@@ -24,17 +24,17 @@
 /// 0.8, since they wait for copies while results are there, or for results while copies are; slices that wait
 /// for their row in registers 0.2 to 0.5, since then publishing waits for finishing; finishers that store to
 /// global memory themselves 0.90 to 0.94, with the storer 0.93 to 0.97: their stores hold up the loads of the
-/// publishers; a ticket drawn ahead of its slot 2 points less: the longer a ticket waits, the longer all the
-/// others of its row; bulk copies between different places of a line 3 to 4 points less. 16386
-/// columns of float 0.69 before a block had rows for itself, 0.96 since. Bfloat16: publishers who also join
-/// and announce, one of them for each slice in turn, for which all others wait at the next, 0.87 with the
-/// loop over a slice unrolled to its end (instructions are waited for), 0.80 not unrolled (each load is);
-/// with an announcer, and 16 KB at once, 0.97. Operands that are read where they are, of a copy of all bytes:
-/// a mask 0.39 in float and 0.19 in bfloat16, a bias 0.83 and 0.45; copied along 0.96 and 0.90, 0.97 and
-/// 0.73. Bfloat16 whose exponentials go back to the slot, of which each was formed twice: with that bias 0.91
-/// for 0.73, with a factor 0.91 for 0.86. Two groups of publishers that take halves of the same
-/// shares, so that operands are free sooner: with a temperature 0.68 for 0.84, with a bias for all rows no
-/// better.
+/// publishers; a ticket drawn ahead of its slot 2 to 7 points less: the longer a ticket waits, the longer all
+/// the others of its row; slices of the next tickets brought to L2 beforehand 0 to 6 points less; bulk copies
+/// between different places of a line 3 to 4 points less. 16386 columns of float 0.69 before a block had rows
+/// for itself, 0.96 since. Bfloat16: publishers who also join and announce, one of them for each slice in
+/// turn, for which all others wait at the next, 0.87 with the loop over a slice unrolled to its end
+/// (instructions are waited for), 0.80 not unrolled (each load is); with an announcer, and 16 KB at once,
+/// 0.97. Operands that are read where they are, of a copy of all bytes: a mask 0.39 in float and 0.19 in
+/// bfloat16, a bias 0.83 and 0.45; copied along 0.96 and 0.90, 0.97 and 0.73. Bfloat16 whose exponentials go
+/// back to the slot, of which each was formed twice: with that bias 0.91 for 0.73, with a factor 0.91 for
+/// 0.86. Two groups of publishers that take halves of the same shares, so that operands are free sooner: with
+/// a temperature 0.68 for 0.84, with a bias for all rows no better.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies: whatever slice was handed out gets published.
 /// A row lacks slices that nobody took only while no slot is free, and tickets are handed out in order, so of
@@ -79,19 +79,22 @@ struct GridPipelinedShape {
 
   /// Of a row that may be read twice, the slices that are held all the same: all where they leave enough of
   /// the grid's slots for the next row to come meanwhile; of a much longer row, or where operands take room,
-  /// the last, as many as do. In between none: those that are read twice wait behind those that are held.
-  /// (One H200, float, fraction of a copy, none and 640 of 924 held: 20 MB a row 0.71 and 0.67, 24 MB 0.71
-  /// and 0.64, 32 MB 0.64 and 0.72, 48 MB 0.59 and 0.67, 80 MB 0.54 and 0.58; with a bias as large as x, none
-  /// and 0.7 held, 16 MB 0.50 and 0.72, 24 MB 0.57 and 0.69.)
+  /// the last, as many as do; else, and of 16 bits, none: those that are read twice wait behind those that
+  /// are held. (One H200, fraction of a copy, none held and 0.7 of the slots: float 5 M columns 0.77 and
+  /// 0.68, 8.4 M 0.72 and 0.70, 14 M 0.69 both, 40 M 0.64 and 0.66; with a bias as large as x 5 M 0.63 and
+  /// 0.73, 20 M 0.63 and 0.64. bfloat16 16.8 M 0.70 and 0.67, with a bias 9.5 M 0.59 and 0.54.)
+  template <class In>
   static index_type slices_held(index_type slices, index_type capacity, bool stages_operands) {
     if (slices * 10 <= capacity * 6) return slices;
-    return slices >= capacity || stages_operands ? std::min(slices, capacity * 7 / 10) : 0;
+    if (sizeof(In) == 2) return 0;
+    return slices * 2 >= capacity * 3 || stages_operands ? std::min(slices, capacity * 7 / 10) : 0;
   }
   /// Of those that are read twice, what is kept in L2 for the second time, from their end. (One H200, 4 M
   /// columns of float, all read twice: 0.76 of a copy, with nothing kept on purpose 0.70.)
   static constexpr int most_bytes_kept = 24 * 1024 * 1024;
 
   index_type slices;         ///< of a row
+  index_type runs;           ///< of slices, see ReductionPlan
   index_type tickets_a_row;  ///< one for each slice, or one for all
   double rows_a_ticket;
   int slice_columns;
@@ -110,6 +113,12 @@ struct GridPipelinedShape {
   /// and 0.941. Not for 16 bits without operands where slices begin anywhere: of bfloat16 131073 columns
   /// 0.922 and 0.909, with a factor 0.803 and 0.788, but with a mask 0.814 and 0.823.)
   bool draws_early;
+  /// Whether the collector's lanes have a slice each, which takes it fewer instructions, and it paces a block
+  /// that has more to do for a slice than to copy it. (One H200, fractions of a copy, without and with: float
+  /// 131073 columns 0.945 and 0.973; bfloat16 65536 with a temperature 0.846 and 0.882, 131073 with a bias as
+  /// large as x 0.72 and 0.76, with one for all rows 0.49 and 0.53, 393216 0.956 and 0.970. Not for what is
+  /// little more than a copy: there float had 0.969 and 0.961, and bfloat16 with a mask 0.950 and 0.932.)
+  bool collects_slice_each;
   /// Where rows may be read twice: the slices of a row, its first, that are (the others stay in their slots),
   /// and those of them, the last, that are to stay in L2 until then.
   index_type slices_reread, slices_kept;
@@ -582,6 +591,10 @@ struct GridPipelinedBlock {
   __device__ PartialWords<Acc>* words_of(index_type position) const {
     return workspace.partials<Acc>() + position * shape.slices;
   }
+  /// Behind those of all slices.
+  __device__ PartialWords<Acc>* run_words_of(index_type position) const {
+    return words_of(problem.geometry.rows) + position * shape.runs;
+  }
 
   /// One thread.
   __device__ void produce() const {
@@ -731,8 +744,9 @@ struct GridPipelinedBlock {
   /// H200, 65536 columns of float: a slice in 2.03 us, of which the collector 1.79, 0.969 of a copy; with a
   /// chain of instructions longer by four words that are not there 0.88. But two collectors that take turns
   /// made it 0.92, loads for the next slice under way before this one's are joined 0.957: reads that come as
-  /// they can get in the way of each other and of the writes. Bfloat16 with a temperature, 2.3 us a slice,
-  /// 0.844, went up to 0.870 so.)
+  /// they can get in the way of each other and of the writes. Words that were asked for before they are there
+  /// cost a way each: with 8 and 16 at once 4 M columns have 0.69 and 0.60 for 0.81, with one asked for as
+  /// soon as one is used 0.63. No difference: a warp before all others in place of one behind them.)
   __device__ void collect() const {
     index_type have = -1;
     SlicedRowResult<Problem> result{};
@@ -745,7 +759,7 @@ struct GridPipelinedBlock {
         return;
       }
       if (shape.whole_rows()) {
-        collect_row(at);
+        collect_row_in_slots(at);
         at.advance(shape.slots, static_cast<int>(shape.slices) - 1);
         continue;
       }
@@ -759,7 +773,7 @@ struct GridPipelinedBlock {
         continue;
       }
       if (position != have) {
-        result = {problem.operation, collect_slices(words_of(position), shape.slices, tag(), lane)};
+        result = {problem.operation, collect_row_from_memory(position)};
         have = position;
       }
       if (lane == 0) {
@@ -770,8 +784,16 @@ struct GridPipelinedBlock {
     }
   }
 
+  __device__ __forceinline__ PartialSoftmax<Acc> collect_row_from_memory(index_type position) const {
+    if (shape.collects_slice_each) return collect_slice_each(words_of(position), shape.slices, tag(), lane);
+    if (shape.runs > 0) {
+      return collect_runs(run_words_of(position), shape.runs, words_of(position), shape.slices, tag(), lane);
+    }
+    return collect_slices(words_of(position), shape.slices, tag(), lane);
+  }
+
   /// The result of a row that begins in a slot and has all its slices in this block.
-  __device__ void collect_row(const RingCursor& first) const {
+  __device__ void collect_row_in_slots(const RingCursor& first) const {
     const int slices = static_cast<int>(shape.slices);
     RingCursor at = first, mine = first;
     for (int i = 0; i < slices; ++i) {
@@ -985,14 +1007,31 @@ struct GridPipelinedBlock {
       mbarrier_wait_parity(&held.full, at.parity);
       const SliceUse use = held.slice.use;
       if (use == SliceUse::end) return;
-      if (use != SliceUse::finish) {
-        const index_type word = held.slice.position * shape.slices + held.slice.index;
-        mbarrier_wait_parity(&held.reduced, at.parity);
-        const PartialSoftmax<Acc> of_slice = join_lanes<warps_of_group>(held.of_warp[lane % warps_of_group]);
-        if (lane == 0) PartialWords<Acc>::publish(workspace.partials<Acc>() + word, of_slice, tag());
+      if (use == SliceUse::finish) {
+        release(at);
+        continue;
       }
+      const index_type position = held.slice.position, slice = held.slice.index;
+      mbarrier_wait_parity(&held.reduced, at.parity);
+      const PartialSoftmax<Acc> of_slice = join_lanes<warps_of_group>(held.of_warp[lane % warps_of_group]);
+      if (lane == 0) PartialWords<Acc>::publish(words_of(position) + slice, of_slice, tag());
       release(at);
+      if (shape.runs > 0) announce_run(position, slice);
     }
+  }
+
+  /// Joins the run of slices that ended `slices_ahead` before this one, if there is one. What it may have to
+  /// wait for are slices of earlier tickets, which wait for nothing but slices of still earlier ones. (Each
+  /// run's end announced as soon as it is reduced, blocks would wait for each other in earnest.)
+  __device__ void announce_run(index_type position, index_type slice) const {
+    const index_type end = slice + 1 - ReductionPlan::slices_ahead;
+    if (end <= 0 || end % ReductionPlan::slices_of_run != 0) return;
+    const index_type run = end / ReductionPlan::slices_of_run - 1;
+    if (run >= shape.runs) return;
+    static_assert(ReductionPlan::slices_of_run == 32);
+    const PartialSoftmax<Acc> of_run =
+        join_lanes_of_slices(wait_for(words_of(position) + run * 32 + lane, tag()), 32);
+    if (lane == 0) PartialWords<Acc>::publish(run_words_of(position) + run, of_run, tag());
   }
 
   /// A warp of the finishers.
@@ -1166,6 +1205,7 @@ struct GridPipelinedRows {
     const CooperativeLimits& device = limits<Problem>(exec, kernel);
     GridPipelinedShape shape{};
     shape.slices = plan.slices;
+    shape.runs = plan.runs;
     shape.slice_columns = plan.slice_columns;
     // A slice that starts within a line ends within one more.
     const bool has_whole_lines = begins_with_lines(problem);
@@ -1185,7 +1225,7 @@ struct GridPipelinedRows {
     shape.rereads = rereads();
     int copies = GridPipelinedShape::most_copies_of_usual_slices;
     if (shape.rereads) {
-      index_type held = GridPipelinedShape::slices_held(plan.slices, capacity(), shape.operand_slots > 0);
+      index_type held = GridPipelinedShape::slices_held<In>(plan.slices, capacity(), shape.operand_slots > 0);
       if (part_held >= 0)
         held = std::min(plan.slices, static_cast<index_type>(part_held * static_cast<double>(capacity())));
       // Where these keep their operands until they are finished, there has to be room for all of them: a
@@ -1203,6 +1243,10 @@ struct GridPipelinedRows {
                              shape.slots - shape.parties));
     shape.draws_early = problem.operation != Operation::logsumexp &&
                         (sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0);
+    constexpr bool only_copies = !PartOfSlice<Problem>::has_transform || PartOfSlice<Problem>::packed;
+    shape.collects_slice_each =
+        plan.slices <= 32 &&
+        (!has_whole_lines || !only_copies || (plan.slices > 8 && !PartOfSlice<Problem>::has_transform));
     // So that a block has one of these in its ring while another one comes.
     shape.tickets_a_row = !shape.rereads && plan.slices <= shape.slots / 2 ? 1 : plan.slices;
     shape.rows_a_ticket = 1.0 / static_cast<double>(shape.tickets_a_row);
@@ -1276,7 +1320,7 @@ struct GridPipelinedRows {
 
   template <class Problem>
   static index_type words(const Problem& problem, const ReductionPlan& plan) {
-    return plan.slices > 1 ? problem.geometry.rows * plan.slices : 0;
+    return plan.slices > 1 ? problem.geometry.rows * (plan.slices + plan.runs) : 0;
   }
 
   template <class Problem, class Kernel>

@@ -441,13 +441,25 @@ __device__ PartialSoftmax<Acc> join_slices(index_type slices, int lane, const Ge
   return join_lanes_of_slices(total, slices);
 }
 
-/// The same from words in memory, waiting for those that are not there yet.
+/// What a word in memory holds, once it is there.
+template <class Acc>
+__device__ PartialSoftmax<Acc> wait_for(const PartialWords<Acc>* from, std::uint32_t tag) {
+  PartialWords<Acc> word;
+  do {
+    word = PartialWords<Acc>::load(from);
+  } while (!word.is_of(tag));
+  return word.value();
+}
+
+/// The same from words in memory, waiting for those that are not there yet: of the slices from `begin` on, a
+/// multiple of 32, behind what lanes `have`.
 template <class Acc>
 __device__ PartialSoftmax<Acc> collect_slices(const PartialWords<Acc>* words, index_type slices,
-                                              std::uint32_t epoch, int lane) {
-  constexpr int at_once = 4;  // loads that a lane has under way
-  PartialSoftmax<Acc> total = PartialSoftmax<Acc>::none();
-  for (index_type first = lane % lanes_of_slices(slices); first < slices; first += 32 * at_once) {
+                                              std::uint32_t tag, int lane,
+                                              PartialSoftmax<Acc> have = PartialSoftmax<Acc>::none(),
+                                              index_type begin = 0) {
+  constexpr int at_once = 4;  // loads that a lane has under way: of more it asks too early
+  for (index_type first = begin + lane % lanes_of_slices(slices); first < slices; first += 32 * at_once) {
     PartialWords<Acc> of[at_once];
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
@@ -456,12 +468,34 @@ __device__ PartialSoftmax<Acc> collect_slices(const PartialWords<Acc>* words, in
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       if (first + i * 32 < slices) {
-        while (!of[i].is_of(epoch)) of[i] = PartialWords<Acc>::load(words + first + i * 32);
-        total.join(of[i].value());
+        while (!of[i].is_of(tag)) of[i] = PartialWords<Acc>::load(words + first + i * 32);
+        have.join(of[i].value());
       }
     }
   }
-  return join_lanes_of_slices(total, slices);
+  return join_lanes_of_slices(have, slices);
+}
+
+/// The same of a row with runs of slices.
+template <class Acc>
+__device__ PartialSoftmax<Acc> collect_runs(const PartialWords<Acc>* run_words, index_type runs,
+                                            const PartialWords<Acc>* words, index_type slices,
+                                            std::uint32_t tag, int lane) {
+  PartialSoftmax<Acc> have = PartialSoftmax<Acc>::none();
+#pragma unroll 1
+  for (index_type run = lane; run < runs; run += 32) have.join(wait_for(run_words + run, tag));
+  __syncwarp();  // (each lane would go on alone, and ask for the words of its slices alone)
+  return collect_slices(words, slices, tag, lane, have, runs * ReductionPlan::slices_of_run);
+}
+
+/// The same for at most 32 slices.
+template <class Acc>
+__device__ PartialSoftmax<Acc> collect_slice_each(const PartialWords<Acc>* words, index_type slices,
+                                                  std::uint32_t tag, int lane) {
+  const index_type slice = lane % lanes_of_slices(slices);
+  PartialSoftmax<Acc> mine = PartialSoftmax<Acc>::none();
+  if (slice < slices) mine = wait_for(words + slice, tag);
+  return join_lanes_of_slices(mine, slices);
 }
 
 /// A slice from its shares in one lane, as join_lanes<shares> does it in several. `get(share)` gives a
