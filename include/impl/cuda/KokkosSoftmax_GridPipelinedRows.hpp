@@ -7,7 +7,7 @@
 /// multiprocessor takes fewer. In a block
 ///   a producer    takes a ticket when a slot of the ring in shared memory is free, and starts its bulk copy;
 ///   publishers    (8 warps, or 16 that take turns) reduce a slice to a (max, sum) for each of 8 shares;
-///   an announcer  (1 warp) joins these, one word in global memory;
+///   an announcer  (1 warp) joins these, one word in global memory, and of long rows runs of slices, too;
 ///   a collector   (1 warp) waits for the words of a slot's row and joins them;
 ///   finishers     (8 warps) turn the slot's slice into exp(x - max) / sum, in place;
 ///   a storer      (1 thread) starts the bulk copy of the slot to y. When it is read, the slot is free.
@@ -36,12 +36,12 @@
 /// 0.86. Two groups of publishers that take halves of the same shares, so that operands are free sooner: with
 /// a temperature 0.68 for 0.84, with a bias for all rows no better.
 ///
-/// Why it cannot hang. Publishers wait for nothing but copies: whatever slice was handed out gets published.
-/// A row lacks slices that nobody took only while no slot is free, and tickets are handed out in order, so of
-/// all rows that some block waits for, the oldest could lack one only if it filled all slots of the grid
-/// itself: ruled out, since of a row at most as many slices as the grid has slots are held; those of a longer
-/// one that are read twice come first, and hold no slot while they wait. All blocks are resident (the launch
-/// is cooperative).
+/// Why it cannot hang. Publishers wait for nothing but copies, announcers for slices of earlier tickets
+/// besides: whatever slice was handed out gets published. A row lacks slices that nobody took only while no
+/// slot is free, and tickets are handed out in order, so of all rows that some block waits for, the oldest
+/// could lack one only if it filled all slots of the grid itself: ruled out, since of a row at most as many
+/// slices as the grid has slots are held; those of a longer one that are read twice come first, and hold no
+/// slot while they wait. All blocks are resident (the launch is cooperative).
 
 #ifndef KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
 #define KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
