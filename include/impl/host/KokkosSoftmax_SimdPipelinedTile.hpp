@@ -260,11 +260,22 @@ class SimdPipelinedTile : SimdTile<Problem, operation> {
     const int last = std::min(first + Plan::group, lanes_);
     const index_type stride = problem_.geometry.x_column_stride;
     const In* const x = x_column(begin) + first;
-    if (!identity) {
-      for (int c = 0; c < columns; ++c) Tile::load(begin + c, first, last, to + c * Plan::group);
-      for (int l = 0; l < last - first; l += w)
-        pack_vectors<1>([&](int c, int) { return Ops::load(to + c * Plan::group + l); }, columns, maxima + l,
-                        to + l);
+    if constexpr (!identity) {
+      const auto load_column = [&](int c) { Tile::load(begin + c, first, last, to + c * Plan::group); };
+      if (last - first == Plan::group) {
+        return pack_vectors<Plan::group / w>(
+            [&](int c, int k) __attribute__((always_inline)) {
+              if (k == 0) load_column(c);
+              return Ops::load(to + c * Plan::group + k * w);
+            },
+            columns, maxima, to);
+      }
+      for (int c = 0; c < columns; ++c) load_column(c);
+      for (int l = 0; l < last - first; l += w) {
+        pack_vectors<1>(
+            [&](int c, int) __attribute__((always_inline)) { return Ops::load(to + c * Plan::group + l); },
+            columns, maxima + l, to + l);
+      }
       return;
     }
     if (last - first == Plan::group) {
@@ -290,7 +301,7 @@ class SimdPipelinedTile : SimdTile<Problem, operation> {
       for (int k = 0; k < vectors; ++k) {
         const Vector v = source(c, k);
         m[k] = Ops::larger(v, m[k]);
-        Ops::store(to + k * w, v);
+        if constexpr (identity) Ops::store(to + k * w, v);
       }
     }
     Vector top(-infinity_v<Acc>);
