@@ -153,9 +153,8 @@ class SimdPipelinedTile : SimdTile<Problem, operation> {
   /// Columns that a vector of lanes goes through before the next one does: as many lines of other pages are
   /// open at a time.
   static constexpr int part = 8;
-  /// Values of a tile that stay in a thread's second-level cache (1024 x 4096 floats: 128 lanes 69 GB/s, 256
-  /// lanes 64, 512 lanes 54), unless a group needs more: of less, memory is slower (4096 x 16384: 64 lanes 31
-  /// GB/s, 128 lanes 41).
+  /// Values of a tile that stay in a thread's second-level cache (a probe, 1024 x 4096 floats: 128 lanes 69
+  /// GB/s, 256 lanes 64, 512 lanes 54), unless a group needs more.
   static constexpr std::size_t second_level = std::size_t(512) << 10;
   /// Half of the scratch has room for [max, sum] of each block of the widest tile.
   static_assert(2 * std::max<index_type>(second_level / (sizeof(Acc) * Plan::block),
