@@ -420,6 +420,118 @@ TEST_F(SimdRows, FewNeighboursGiveTheBitsOfMany) {
   }
 }
 
+// Many neighbours: a tile is written while the next one is reduced. Whole tiles and a part of one, of one
+// slab or of several; blocks and chunks of columns that are whole or not; with -inf, +inf and NaN among the
+// logits; at a distance of a power of two or wherever padding puts columns, in place or not, with a transform
+// or without. A row's bits are those it has among 16 others, and no byte of the padding changes.
+struct RiseByColumn {
+  float operator()(float value, std::int64_t row, std::int64_t column) const {
+    return value * 0.5f + static_cast<float>(column % 5) - static_cast<float>(row % 3);
+  }
+};
+struct ManyNeighbours {
+  std::int64_t slabs, columns, width, padding;
+  bool in_place = false;
+  std::int64_t offset = 0;  // of the output
+};
+template <class T, class... Transform>
+void check_many_neighbours(const Exec& exec, Operation operation, const ManyNeighbours& n,
+                           const Transform&... transform) {
+  using Slabs =
+      Kokkos::View<T***, Kokkos::LayoutStride, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  constexpr std::int64_t few = 17;
+  const std::int64_t distance = n.width + n.padding, slab = n.columns * distance + n.padding;
+  const std::int64_t size = n.slabs * slab;
+  const Kokkos::View<T*, Exec::memory_space> x(Kokkos::view_alloc(Kokkos::WithoutInitializing, "x"), size),
+      y(Kokkos::view_alloc(Kokkos::WithoutInitializing, "y"), size + n.offset);
+  Random random(12);
+  std::vector<T> some(4099);
+  for (T& v : some) v = T(static_cast<float>(random.uniform(-9, 9)));
+  for (std::int64_t i = 0; i < size; ++i) x(i) = some[static_cast<std::size_t>(i % 4099)];
+  for (std::int64_t i = 0; i < size + n.offset; ++i) y(i) = T(-7.0f);
+  const auto at = [&](std::int64_t s, std::int64_t c, std::int64_t r) { return s * slab + c * distance + r; };
+  const float infinity = std::numeric_limits<float>::infinity();
+  x(at(0, n.columns / 2, 0)) = T(infinity);
+  x(at(0, n.columns / 3, n.width / 2)) = T(infinity);
+  x(at(n.slabs - 1, n.columns - 1, n.width - 1)) = T(std::numeric_limits<float>::quiet_NaN());
+  for (std::int64_t c = 0; c < n.columns; ++c) {
+    x(at(0, c, n.width - 2)) = T(-infinity);
+    if (c < n.columns - 1 || n.columns == 1) x(at(n.slabs / 2, c, 5)) = T(-infinity);
+  }
+  std::vector<T> logits(x.data(), x.data() + size);
+  T* const out = n.in_place ? x.data() : y.data() + n.offset;
+  const std::vector<T> kept(out, out + size);
+  const Kokkos::LayoutStride layout(n.slabs, slab, n.columns, distance, n.width, 1);
+  call(operation, exec, Slabs(x.data(), layout), Slabs(out, layout), Kokkos::View<T**>("lse", 0, 0), 1,
+       transform...);
+  // The same rows, a few neighbours of a slab at a time: those at the edges of tiles, and some others.
+  std::vector<std::int64_t> firsts{0, n.width - few};
+  for (std::int64_t first = 56; first + few <= n.width; first += n.columns > 200 ? 128 : 64)
+    firsts.push_back(first);
+  std::int64_t different = 0;
+  const Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space> thin("thin", n.columns, n.width),
+      alone("alone", n.columns, n.width);
+  using Part =
+      Kokkos::View<T***, Kokkos::LayoutStride, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  for (std::int64_t s = 0; s < n.slabs; ++s) {
+    for (const std::int64_t first : firsts) {
+      // A transform sees the rows' numbers: so many before these that they are the same but for multiples
+      // of 3.
+      const std::int64_t skipped = (s * n.width + first) % 3;
+      const Kokkos::LayoutStride of_part(1, n.columns * n.width, n.columns, n.width, skipped + few, 1);
+      for (std::int64_t c = 0; c < n.columns; ++c)
+        for (std::int64_t r = 0; r < few; ++r)
+          thin(c, skipped + r) = logits[static_cast<std::size_t>(at(s, c, first + r))];
+      call(operation, exec, Part(thin.data(), of_part), Part(alone.data(), of_part),
+           Kokkos::View<T**>("lse", 0, 0), 1, transform...);
+      for (std::int64_t c = 0; c < n.columns; ++c)
+        for (std::int64_t r = 0; r < few; ++r)
+          different += differs(out[at(s, c, first + r)], alone(c, skipped + r));
+    }
+  }
+  for (std::int64_t i = 0; i < size; ++i) {
+    if (i % slab >= n.columns * distance || i % slab % distance >= n.width)
+      different += std::memcmp(out + i, &kept[static_cast<std::size_t>(i)], sizeof(T)) != 0;
+  }
+  EXPECT_EQ(different, 0) << n.slabs << " x " << n.columns << " x " << n.width << " + " << n.padding << " "
+                          << ks::scalar_name<T>() << (n.in_place ? " in place" : "");
+}
+TEST_F(SimdRows, ManyNeighboursGiveTheBitsOfFew) {
+  // Enough tiles, of 128 rows, for each thread to have some behind each other.
+  const std::int64_t tiles = std::int64_t(4) * exec.concurrency();
+  if (tiles > 256) GTEST_SKIP() << "more threads than the matrices of this test have columns for";
+  for (auto operation : {Operation::softmax, Operation::log_softmax}) {
+    for (bool in_place : {false, true}) {
+      for (const std::int64_t columns : {1, 7, 33, 100, 1025, 2090}) {
+        const ManyNeighbours n{1, columns, tiles * 128 + 37, columns % 2 == 0 ? 0 : 11, in_place};
+        check_many_neighbours<float>(exec, operation, n);
+        if (columns > 1000 && in_place) continue;
+        check_many_neighbours<double>(exec, operation, n);
+        check_many_neighbours<ks::half_t>(exec, operation, n);
+        check_many_neighbours<ks::bhalf_t>(exec, operation, n);
+      }
+      check_many_neighbours<float>(exec, operation, {1, 64, tiles * 128, 0, in_place});
+      check_many_neighbours<float>(exec, operation, {tiles, 70, 150, 3, in_place});
+      check_many_neighbours<float>(exec, operation, {tiles, 2049, 128, 0, in_place});
+      check_many_neighbours<float>(exec, operation, {1, 70, tiles * 128 + 5, 9, in_place}, RiseByColumn());
+      check_many_neighbours<float>(exec, operation, {1, 2100, tiles * 128 + 5, 9, in_place}, RiseByColumn());
+    }
+    check_many_neighbours<float>(exec, operation, {1, 70, tiles * 128, 0, false, 3});
+  }
+}
+// 80 MB: past the caches, where lines of the output are whole, in each tile or not.
+TEST_F(SimdRows, LargeMatricesGiveTheBitsOfFewNeighbours) {
+  for (auto operation : {Operation::softmax, Operation::log_softmax}) {
+    check_many_neighbours<float>(exec, operation, {1, 1300, 8192, 0});
+    check_many_neighbours<float>(exec, operation, {1, 1300, 8192, 0, true});
+    check_many_neighbours<float>(exec, operation, {1, 2500, 4080, 16});
+    check_many_neighbours<float>(exec, operation, {1, 2500, 4080, 0, false, 5});
+    check_many_neighbours<double>(exec, operation, {3, 333, 5000, 0});
+    check_many_neighbours<ks::bhalf_t>(exec, operation, {1, 1300, 16384, 0});
+    check_many_neighbours<ks::half_t>(exec, operation, {1, 5000, 4000, 32});
+  }
+}
+
 // Slabs whose columns continue each other are written past the caches as one array, whose lines blocks, slabs
 // and threads share. 80 MB; the bits are those of columns that padding keeps apart.
 template <class T>

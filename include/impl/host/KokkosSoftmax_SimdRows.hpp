@@ -9,7 +9,8 @@
 /// its chunk. Whether the exponentials of a chunk wait in a cache for that factor or are computed once more,
 /// which thread has which chunk, and whether stores go past the caches is a matter of speed that moves no
 /// bits (KokkosSoftmax_SimdChunk.hpp, KokkosSoftmax_SimdRowWork.hpp). Where the axis is not contiguous,
-/// vectors run across neighbouring rows (KokkosSoftmax_SimdTile.hpp), or along the array that they are
+/// vectors run across neighbouring rows (KokkosSoftmax_SimdTile.hpp; many of them:
+/// KokkosSoftmax_SimdPipelinedTile.hpp), or along the array that they are
 /// together (KokkosSoftmax_SimdPanel.hpp; few of them: KokkosSoftmax_SimdDense.hpp), or else across blocks of
 /// few (KokkosSoftmax_SimdRuns.hpp). This file decides who does what, and launches it.
 
@@ -19,6 +20,7 @@
 #include <impl/host/KokkosSoftmax_Cpu.hpp>
 #include <impl/host/KokkosSoftmax_SimdDense.hpp>
 #include <impl/host/KokkosSoftmax_SimdPanel.hpp>
+#include <impl/host/KokkosSoftmax_SimdPipelinedTile.hpp>
 #include <impl/host/KokkosSoftmax_SimdRowWork.hpp>
 #include <impl/host/KokkosSoftmax_SimdRuns.hpp>
 #include <impl/host/KokkosSoftmax_SimdShort.hpp>
@@ -586,6 +588,35 @@ struct SimdRows {
     }
   };
 
+  /// Tiles each of which is written while the next one is reduced.
+  template <Operation operation, class Problem>
+  struct PipelinedTiles {
+    using A = typename Problem::Acc;
+    using Tile = SimdPipelinedTile<Problem, operation>;
+    const Call<Problem>& call;
+    SimdTiles tiles;
+    int tasks;
+    void operator()(int task) const {
+      const index_type begin = share(tiles.count, task, tasks), end = share(tiles.count, task + 1, tasks);
+      const Problem& problem = call.problem;
+      A *const scratch = call.stage(task), *const stage = scratch + SimdTilePlan<A>::partials;
+      typename Tile::OfThread of_thread;
+      std::optional<Tile> places[2];
+      Tile* before = nullptr;
+      for (index_type t = begin; t < end; ++t) {
+        const int place = static_cast<int>((t - begin) % 2);
+        Tile& tile = places[place].emplace(problem, tiles, t, call.stream);
+        const index_type after = std::min(t + 1, end - 1), run = after / tiles.of_inner;
+        const index_type row = run * tiles.inner + (after - run * tiles.of_inner) * tiles.lanes;
+        tile.reduce_and_write(before, stage, scratch + place * (SimdTilePlan<A>::partials / 2), of_thread,
+                              problem.x + problem.geometry.row(row).x_offset);
+        before = &tile;
+      }
+      if (before != nullptr) before->write(stage);
+      finish_streaming(call.stream);
+    }
+  };
+
   /// Chunks of the columns of tiles, in two launches, or whole tiles in one.
   template <Operation operation, class Tile, class Problem>
   struct SharedTiles {
@@ -763,6 +794,14 @@ struct SimdRows {
         if (tiles.wide) return launch_tiles<operation, Wide>(exec, call, tiles);
         return launch_tiles<operation, TransposedTile<Problem, SimdRuns<Problem, operation>>>(exec, call,
                                                                                               tiles);
+      }
+    }
+    if constexpr (operation != Operation::logsumexp) {
+      using Tile = SimdPipelinedTile<Problem, operation>;
+      const SimdTiles tiles = Tile::tiles(problem, call.threads, stage_bytes, call.stream);
+      if (tiles.count > 0) {
+        const int tasks = call.tasks(tiles.count);
+        return launch_tasks(exec, call.label, tasks, PipelinedTiles<operation, Problem>{call, tiles, tasks});
       }
     }
     const SimdTiles tiles = SimdTiles::of(problem, call.threads, stage_bytes);

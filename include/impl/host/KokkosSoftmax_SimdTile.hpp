@@ -3,8 +3,8 @@
 
 /// \file
 /// Rows side by side: the axis is not contiguous, a lane has a row, and a tile of neighbouring rows goes
-/// through the columns together. (Neighbours that are an array: KokkosSoftmax_SimdPanel.hpp; few of them:
-/// KokkosSoftmax_SimdDense.hpp and KokkosSoftmax_SimdRuns.hpp.)
+/// through the columns together. (Many neighbours: KokkosSoftmax_SimdPipelinedTile.hpp; an array:
+/// KokkosSoftmax_SimdPanel.hpp; few of them: KokkosSoftmax_SimdDense.hpp and KokkosSoftmax_SimdRuns.hpp.)
 
 #ifndef KOKKOSSOFTMAX_SIMDTILE_HPP
 #define KOKKOSSOFTMAX_SIMDTILE_HPP
@@ -259,7 +259,8 @@ class SimdLanes {
 /// while it is in the first-level cache its exponentials to that maximum and their sum are formed and the
 /// next block is fetched; in the end an output is exponential * factor of its block.
 template <class Problem, Operation operation>
-class SimdTile : SimdLanes<Problem, operation> {
+class SimdTile : protected SimdLanes<Problem, operation> {
+ protected:
   using Lanes = SimdLanes<Problem, operation>;
   using Lanes::w;
   using typename Lanes::ColumnsOfStage;
@@ -336,7 +337,7 @@ class SimdTile : SimdLanes<Problem, operation> {
     write_columns(begin, std::min(begin + Plan::chunk, problem_.geometry.columns), scratch);
   }
 
- private:
+ protected:
   const In* x_column(index_type c) const {
     return problem_.x + x_offset_ + c * problem_.geometry.x_column_stride;
   }
