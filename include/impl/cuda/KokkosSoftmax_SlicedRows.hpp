@@ -92,7 +92,11 @@ struct PartOfSlice {
   /// The first column of a lane of a share.
   __device__ static int first_column(int share, int lane) { return (share * 32 + lane) * unit; }
   /// The share that a column of the slice belongs to.
-  __device__ static int share_of(int column) { return column / (32 * unit) % ReductionPlan::shares; }
+  __device__ static int share_of(int column) {
+    return static_cast<int>(static_cast<unsigned>(column) / columns_together % ReductionPlan::shares);
+  }
+  /// Of a share.
+  static constexpr unsigned columns_together = 32 * unit;
 
   __device__ Acc value(int i) const {
     if constexpr (packed) {
