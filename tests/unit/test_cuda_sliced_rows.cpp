@@ -626,6 +626,63 @@ TEST_F(CudaSlicedRows, ManyLaunchesOnTwoStreamsBesideOtherWork) {
   EXPECT_CUDA(cudaStreamDestroy(background));
 }
 
+// A launch that begins before the one before it has ended reads what that one wrote, and writes what it read:
+// the same bits as with a fence after each, on a stream and in a graph.
+TEST_F(CudaSlicedRows, EachCallSeesTheOneBefore) {
+  cudaStream_t stream{};
+  EXPECT_CUDA(cudaStreamCreate(&stream));
+  {
+    const Exec exec(stream);
+    for (const auto& [rows, columns] :
+         {std::pair<std::int64_t, std::int64_t>{1, 128256}, {7, 50257}, {40, 128256}, {300, 20000}}) {
+      const std::int64_t count = rows * columns;
+      const Memory<float> x("x", count), y("y", count),
+          expected[] = {Memory<float>("expected", count), Memory<float>("others", count)};
+      const Rows<float> in_x(x.data(), rows, columns), in_y(y.data(), rows, columns);
+      // In place and not, and nothing of the logits gets lost on the way.
+      const auto call_all = [&](bool fences) {
+        for (int i = 0; i < 12; ++i) {
+          const ks::ScopedImplementation forced(kernels[rows < 10 && i % 3 == 0 ? 1 : 0]);
+          ks::log_softmax(exec, i % 4 < 2 ? in_x : in_y, i % 4 == 0 || i % 4 == 3 ? in_x : in_y,
+                          ks::scale(i % 2 == 0 ? 1.25 : 0.8));
+          if (fences) exec.fence();
+        }
+      };
+      // Others in turn, so that what is left of those before is not right.
+      const auto fill_x = [&](int turn) { fill(exec, x.data(), rows, columns, turn % 2 * rows); };
+      const auto expect_right = [&](int turn, const char* how) {
+        EXPECT_EQ(different_bytes(exec, x.data(), expected[turn % 2].data(), count), 0)
+            << how << ", " << rows << " x " << columns << ", turn " << turn;
+      };
+      for (int turn = 0; turn < 2; ++turn) {
+        fill_x(turn);
+        call_all(true);
+        Kokkos::deep_copy(exec, expected[turn], x);
+      }
+      EXPECT_GT(different_bytes(exec, expected[0].data(), expected[1].data(), count), count);
+      for (int turn = 0; turn < 20; ++turn) {
+        fill_x(turn);
+        call_all(false);
+        expect_right(turn, "on a stream");
+      }
+      cudaGraph_t graph{};
+      cudaGraphExec_t instance{};
+      EXPECT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+      call_all(false);
+      EXPECT_CUDA(cudaStreamEndCapture(stream, &graph));
+      EXPECT_CUDA(cudaGraphInstantiate(&instance, graph, 0));
+      for (int turn = 0; turn < 20; ++turn) {
+        fill_x(turn);
+        EXPECT_CUDA(cudaGraphLaunch(instance, stream));
+        expect_right(turn, "in a graph");
+      }
+      EXPECT_CUDA(cudaGraphExecDestroy(instance));
+      EXPECT_CUDA(cudaGraphDestroy(graph));
+    }
+  }
+  EXPECT_CUDA(cudaStreamDestroy(stream));
+}
+
 // Two graphs of several calls each, at once and a thousand times.
 TEST_F(CudaSlicedRows, TwoGraphsReplayedAtOnce) {
   constexpr std::int64_t shapes[][2] = {{3, 70000}, {64, 9000}, {1, 128256}, {5, 400000}};

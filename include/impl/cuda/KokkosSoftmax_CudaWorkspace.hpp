@@ -169,9 +169,9 @@ struct CudaWorkspace {
   }
 };
 
-/// Launches a grid whose blocks wait for each other: all of them resident or none. An `early` kernel begins
-/// with grid_dependency_wait(), see launch_kernel.
-template <bool early = false, class... Parameters, class... Arguments>
+/// Launches a grid whose blocks wait for each other: all of them resident or none. The kernel begins with
+/// grid_dependency_wait(), see launch_kernel.
+template <class... Parameters, class... Arguments>
 void launch_cooperatively(const Kokkos::Cuda& exec, void (*kernel)(Parameters...), dim3 blocks, int threads,
                           std::size_t shared_bytes, const Arguments&... arguments) {
   cudaLaunchAttribute attributes[2]{};
@@ -185,7 +185,7 @@ void launch_cooperatively(const Kokkos::Cuda& exec, void (*kernel)(Parameters...
   config.dynamicSmemBytes = shared_bytes;
   config.stream = exec.cuda_stream();
   config.attrs = attributes;
-  config.numAttrs = early ? 2 : 1;
+  config.numAttrs = 2;
   check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "cudaLaunchKernelEx");
 }
 

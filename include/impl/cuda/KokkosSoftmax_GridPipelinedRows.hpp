@@ -661,7 +661,10 @@ struct GridPipelinedBlock {
   }
 
   /// Every block draws one ticket that is none; who draws the last one leaves all ready for the next launch.
+  /// That may be on its way meanwhile. (One H200, in a CUDA graph: 64 rows of 128256 floats in 22.2 us, and
+  /// in 21.7 so, 32 in 13.0 and 12.2.)
   __device__ void end(bool is_last, RingCursor at) const {
+    grid_launch_dependents();
     if (is_last) {
       workspace.header->next_ticket = 0;
       workspace.end_launch(epoch);
@@ -1169,8 +1172,9 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishe
       mbarrier_init(&ring[i].empty, warps_of_group + (shape.whole_rows() ? 0 : 1) + 1 + (finishes ? 1 : 0));
     }
     fence_mbarrier_init();
-    shared_epoch = workspace.epoch();
   }
+  grid_dependency_wait();
+  if (threadIdx.x == 0) shared_epoch = workspace.epoch();
   __syncthreads();
   const std::uint32_t epoch = shared_epoch;
   workspace.clear_before_first_epoch(epoch);

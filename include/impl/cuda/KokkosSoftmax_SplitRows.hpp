@@ -279,7 +279,7 @@ struct SplitRows {
     const dim3 grid(static_cast<unsigned>(plan.slices * Shape::blocks_of_slice),
                     static_cast<unsigned>(std::max<index_type>(1, problem.geometry.rows)));
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively<true>(
+      launch_cooperatively(
           exec, split_rows_kernel<Shape, Problem>, grid, Shape::threads, 0,
           SplitRowsCall<Problem>(problem, plan, Shape::parts,
                                  CudaWorkspace::get<typename Problem::Acc>(exec, words(problem))),
