@@ -606,10 +606,9 @@ struct SimdRows {
       for (index_type t = begin; t < end; ++t) {
         const int place = static_cast<int>((t - begin) % 2);
         Tile& tile = places[place].emplace(problem, tiles, t, call.stream);
-        const index_type after = std::min(t + 1, end - 1), run = after / tiles.of_inner;
-        const index_type row = run * tiles.inner + (after - run * tiles.of_inner) * tiles.lanes;
+        const index_type next = tiles.first_row(std::min(t + 1, end - 1));
         tile.reduce_and_write(before, stage, scratch + place * (SimdTilePlan<A>::partials / 2), of_thread,
-                              problem.x + problem.geometry.row(row).x_offset);
+                              problem.x + problem.geometry.row(next).x_offset);
         before = &tile;
       }
       if (before != nullptr) before->write(stage);

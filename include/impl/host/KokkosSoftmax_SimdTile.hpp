@@ -65,6 +65,12 @@ struct SimdTiles {
   index_type count;
   bool dense = false;  ///< a tile is a run of few neighbours whose columns continue each other in x and y
 
+  /// wide: the first row of a tile.
+  index_type first_row(index_type tile) const {
+    const index_type run = tile / of_inner;
+    return run * inner + (tile - run * of_inner) * lanes;
+  }
+
   /// Runs of at least a vector of neighbours whose columns continue each other in x and y; none: no such.
   template <class Problem>
   static SimdTiles panels(const Problem& problem) {
@@ -278,9 +284,8 @@ class SimdTile : protected SimdLanes<Problem, operation> {
 
   SimdTile(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream)
       : problem_(problem), stream_(stream) {
-    const index_type run = tile / tiles.of_inner, at = (tile - run * tiles.of_inner) * tiles.lanes;
-    const index_type first = run * tiles.inner + at;
-    lanes_ = static_cast<int>(std::min<index_type>(tiles.lanes, tiles.inner - at));
+    const index_type first = tiles.first_row(tile);
+    lanes_ = static_cast<int>(std::min<index_type>(tiles.lanes, tiles.inner - first % tiles.inner));
     padded_ = (lanes_ + w - 1) / w * w;
     group_ = std::min(padded_, Plan::group);
     groups_ = (padded_ + group_ - 1) / group_;
