@@ -47,9 +47,9 @@ struct HostCaches {
   /// Those of longer rows wait in the thread's share of the cache that all threads share: to read them there
   /// costs less than to compute them once more.
   static std::size_t longest_stage(int threads) {
-    return std::max(2 * stage,
-                    std::min(shared() / (4 * static_cast<std::size_t>(threads)), std::size_t(8) << 20));
+    return std::max(2 * stage, std::min(shared() / (4 * static_cast<std::size_t>(threads)), most_stage));
   }
+  static constexpr std::size_t most_stage = std::size_t(8) << 20;
   /// Below this many elements a second thread costs more than it saves (a parallel region takes 1 to 3 us).
   static constexpr index_type elements_of_one_thread = 12288;
 
@@ -169,6 +169,8 @@ struct SimdRows {
       const RowGeometry& g = problem.geometry;
       using A = typename Problem::Acc;
       if (problem.axis_is_strided) {
+        static_assert(HostCaches::most_stage <= SimdTilePlan<A>::room_of_long_rows,
+                      "a tile of long rows fills what waits, and has to find as much");
         stage = SimdTilePlan<A>::scratch_bytes(g.columns, HostCaches::longest_stage(threads)) + 256;
         if (Transposed::columns(problem)) stage += bytes_of_transposed;
         const index_type chunks = SimdTilePlan<A>::chunks(g.columns);

@@ -53,6 +53,9 @@ struct SimdTilePlan {
         static_cast<std::size_t>(blocks(std::min(columns, longest_staged)) * block * (most_lanes + width));
     return partials * sizeof(Acc) + std::min(stage_bytes, whole * sizeof(Acc));
   }
+  /// Longer rows, too, have all of `stage_bytes` up to here.
+  static constexpr std::size_t room_of_long_rows =
+      static_cast<std::size_t>(longest_staged * most_lanes) * sizeof(Acc);
 };
 
 /// How the rows are grouped into tiles.
