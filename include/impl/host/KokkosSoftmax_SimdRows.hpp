@@ -91,10 +91,18 @@ KOKKOSSOFTMAX_HOST_FUNCTION void finish_streaming(bool stream) {
 #endif
 }
 
+/// A functor of tasks whose type Kokkos need not know: what it makes of a launch is compiled once, not for
+/// each kernel.
+struct AnyTasks {
+  const void* functor;
+  void (*call)(const void* functor, int task);
+  void operator()(int task) const { call(functor, task); }
+};
+
 /// Runs functor(task) for each task, a thread a task; a single one on the calling thread, which wakes no
 /// other (launches on a host's instance have ended when they return, so the order on it is kept).
-template <class Exec, class Functor>
-void launch_tasks(const Exec& exec, const std::string& label, int tasks, const Functor& functor) {
+template <class Exec>
+void launch_any_tasks(const Exec& exec, const std::string& label, int tasks, const AnyTasks& functor) {
   if (tasks > 1) {
     Kokkos::RangePolicy<Exec> policy(exec, 0, tasks);
     policy.set_chunk_size(1);
@@ -106,6 +114,11 @@ void launch_tasks(const Exec& exec, const std::string& label, int tasks, const F
   if (watched) Kokkos::Profiling::beginParallelFor(label, Kokkos::Tools::Experimental::device_id(exec), &id);
   functor(0);
   if (watched) Kokkos::Profiling::endParallelFor(id);
+}
+template <class Exec, class Functor>
+void launch_tasks(const Exec& exec, const std::string& label, int tasks, const Functor& functor) {
+  const auto call = [](const void* of, int task) { (*static_cast<const Functor*>(of))(task); };
+  launch_any_tasks(exec, label, tasks, AnyTasks{&functor, call});
 }
 
 struct SimdRows {
