@@ -19,18 +19,33 @@ KOKKOS_INLINE_FUNCTION bool is_probe(std::int64_t row) {
   return row % 3 != 1;
 }
 
+// Columns of a row that a functor goes through at a time: to find the row of each element would take longer
+// than all that is tested.
+struct Piece {
+  static constexpr std::int64_t size = 32;
+  std::int64_t row, begin, end;
+  KOKKOS_FUNCTION Piece(std::int64_t i, std::int64_t columns)
+      : row(i / of_row(columns)), begin((i - row * of_row(columns)) * size), end(begin + size) {
+    if (end > columns) end = columns;
+  }
+  KOKKOS_FUNCTION static std::int64_t of_row(std::int64_t columns) { return (columns + size - 1) / size; }
+};
+
 template <class T>
 struct Fill {
   T* data;
   std::int64_t columns, row_stride, column_stride;
   KOKKOS_FUNCTION void operator()(std::int64_t i) const {
-    const std::int64_t row = i / columns, column = i % columns;
-    std::uint64_t z = static_cast<std::uint64_t>(column) * 0x9E3779B97F4A7C15u +
-                      (is_probe(row) ? 99u : static_cast<std::uint64_t>(row) * 0xD1B54A32D192ED03u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z ^= z >> 29;
-    data[row * row_stride + column * column_stride] =
-        ks::impl::store_as<T>(static_cast<float>(z >> 40) * 0x1p-20f - 8.0f);
+    const Piece piece(i, columns);
+    const std::uint64_t of_row =
+        is_probe(piece.row) ? 99u : static_cast<std::uint64_t>(piece.row) * 0xD1B54A32D192ED03u;
+    for (std::int64_t column = piece.begin; column < piece.end; ++column) {
+      std::uint64_t z = static_cast<std::uint64_t>(column) * 0x9E3779B97F4A7C15u + of_row;
+      z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+      z ^= z >> 29;
+      data[piece.row * row_stride + column * column_stride] =
+          ks::impl::store_as<T>(static_cast<float>(z >> 40) * 0x1p-20f - 8.0f);
+    }
   }
 };
 
@@ -40,11 +55,14 @@ struct CountDifferences {
   const T* expected;
   std::int64_t columns, row_stride, column_stride;
   KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& differences) const {
-    const std::int64_t row = i / columns, column = i % columns;
-    if (!is_probe(row)) return;
-    const auto* a = reinterpret_cast<const unsigned char*>(data + row * row_stride + column * column_stride);
-    const auto* b = reinterpret_cast<const unsigned char*>(expected + column);
-    for (unsigned byte = 0; byte < sizeof(T); ++byte) differences += a[byte] != b[byte];
+    const Piece piece(i, columns);
+    if (!is_probe(piece.row)) return;
+    for (std::int64_t column = piece.begin; column < piece.end; ++column) {
+      const T* of_row = data + piece.row * row_stride;
+      const auto* a = reinterpret_cast<const unsigned char*>(of_row + column * column_stride);
+      const auto* b = reinterpret_cast<const unsigned char*>(expected + column);
+      for (unsigned byte = 0; byte < sizeof(T); ++byte) differences += a[byte] != b[byte];
+    }
   }
 };
 
@@ -61,11 +79,22 @@ template <class T>
 struct CountWrittenPadding {
   const T* data;
   T there;
-  std::int64_t offset, rows, columns, row_stride;
+  std::int64_t size, offset, rows, columns, row_stride;
   KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& written) const {
-    const std::int64_t row = (i - offset) / row_stride, column = (i - offset) % row_stride;
-    const bool in_row = i >= offset && row < rows && column < columns;
-    written += !in_row && static_cast<float>(data[i]) != static_cast<float>(there);
+    const Piece piece(i, size);
+    std::int64_t row = 0, column = piece.begin - offset;  // below 0: before the rows
+    if (column > 0) {
+      row = column / row_stride;
+      column -= row * row_stride;
+    }
+    for (std::int64_t at = piece.begin; at < piece.end; ++at, ++column) {
+      if (column == row_stride) {
+        column = 0;
+        ++row;
+      }
+      const bool in_row = column >= 0 && row < rows && column < columns;
+      written += !in_row && static_cast<float>(data[at]) != static_cast<float>(there);
+    }
   }
 };
 
@@ -109,7 +138,7 @@ class SameBits {
     };
     const StridedView<T, 1, Exec> lse(y.data() + y_offset, kokkos_layout(Layout{{a.rows}, {1}}));
     const Exec fill_exec{};
-    Kokkos::parallel_for("fill", Range(fill_exec, 0, a.rows * columns_),
+    Kokkos::parallel_for("fill", Range(fill_exec, 0, a.rows * Piece::of_row(columns_)),
                          Fill<T>{x.data() + a.offset, columns_, row_stride, column_stride});
     fill_exec.fence();
     {
@@ -132,7 +161,7 @@ class SameBits {
       fill_exec.fence();
     }
     std::int64_t differences = 0;
-    Kokkos::parallel_reduce("compare", Range(fill_exec, 0, a.rows * count),
+    Kokkos::parallel_reduce("compare", Range(fill_exec, 0, a.rows * Piece::of_row(count)),
                             CountDifferences<T>{y.data() + y_offset, expected.data(), count,
                                                 reduces ? 1 : row_stride, reduces ? 1 : column_stride},
                             differences);
@@ -143,9 +172,11 @@ class SameBits {
                               << ", padding " << a.padding << ", ran " << ks::last_implementation();
     if (a.columns_first) return;
     std::int64_t written = 0;
+    const auto y_extent = static_cast<std::int64_t>(y.extent(0));
     Kokkos::parallel_reduce(
-        "look at the padding", Range(fill_exec, 0, static_cast<std::int64_t>(y.extent(0))),
-        CountWrittenPadding<T>{y.data(), there, y_offset, a.rows, count, reduces ? 1 : row_stride}, written);
+        "look at the padding", Range(fill_exec, 0, Piece::of_row(y_extent)),
+        CountWrittenPadding<T>{y.data(), there, y_extent, y_offset, a.rows, count, reduces ? 1 : row_stride},
+        written);
     EXPECT_EQ(written, 0) << "padding was written: " << reference::name(operation_) << ' '
                           << ks::scalar_name<T>() << ", rows of " << columns_ << ", offset " << y_offset
                           << ", ran " << ks::last_implementation();
@@ -292,8 +323,10 @@ void check_places_of_operands(std::initializer_list<std::int64_t> lengths, std::
     const Kokkos::View<T**, Kokkos::LayoutRight, Memory> x("x", rows, columns), y("y", rows, columns);
     const Kokkos::View<bool*, Memory> keep("keep", 2 * size + places);
     const Kokkos::View<float*, Memory> bias("bias", 2 * size + places);
-    Kokkos::parallel_for("fill", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, size),
-                         Fill<T>{x.data(), columns, columns, 1});
+    Kokkos::parallel_for(
+        "fill",
+        Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, rows * Piece::of_row(columns)),
+        Fill<T>{x.data(), columns, columns, 1});
     for (const auto& name : implementations_and_default<Exec>(Operation::softmax)) {
       std::optional<ks::ScopedImplementation> forced;
       if (!name.empty()) forced.emplace(name);

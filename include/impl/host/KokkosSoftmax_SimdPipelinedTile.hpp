@@ -222,25 +222,14 @@ class SimdPipelinedTile : SimdTile<Problem, operation> {
       }
     }
   };
-  /// Columns of a group of lanes that are to be fetched: with each vector of lanes some lines, one behind the
-  /// other, for memory gives those faster than lines of as many pages.
-  template <class T, bool writes>
+  /// Columns of a group of lanes that are to be fetched: with each vector of lanes `part` of its size.
+  template <class T, bool for_writing>
   struct Ahead {
-    static constexpr int bytes_of_column = Plan::group * static_cast<int>(sizeof(T));
-    static constexpr int bytes = std::max(part * bytes_of_column / (Plan::group / w), 64);
-    const char* p;
-    index_type stride;
-    int at = 0;
+    static constexpr int size = static_cast<int>(sizeof(T));
+    ColumnsAhead<std::max(size* w* part, 64), for_writing> columns;
     Ahead(const T* first, index_type distance)
-        : p(reinterpret_cast<const char*>(first)), stride(distance * static_cast<index_type>(sizeof(T))) {}
-    KOKKOSSOFTMAX_HOST_FUNCTION void fetch() {
-      for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + at + i, writes, writes ? 3 : 2);
-      at += bytes;
-      if (at >= bytes_of_column) {
-        p += stride;
-        at = 0;
-      }
-    }
+        : columns{reinterpret_cast<const char*>(first), distance * size} {}
+    KOKKOSSOFTMAX_HOST_FUNCTION void fetch() { columns.fetch(size * Plan::group); }
   };
   /// Logits: the next lanes of these columns, or the next columns, or the next tile.
   using AheadInX = Ahead<In, false>;
@@ -303,12 +292,7 @@ class SimdPipelinedTile : SimdTile<Problem, operation> {
         if constexpr (identity) Ops::store(to + k * w, v);
       }
     }
-    Vector top(-infinity_v<Acc>);
-    for (int k = 0; k < vectors; ++k) {
-      top = Ops::larger(m[k], top);
-      Ops::store(maxima + k * w, Lanes::finite(m[k]));
-    }
-    any_infinite_ = any_infinite_ || Ops::max(top) == infinity_v<Acc>;
+    any_infinite_ = Lanes::keep_maxima(m, vectors, maxima) || any_infinite_;
   }
 
   /// The packed logits of a block and a group of lanes to `values`, as exponentials if it `keeps` those, and

@@ -47,9 +47,9 @@ struct HostCaches {
   /// Those of longer rows wait in the thread's share of the cache that all threads share: to read them there
   /// costs less than to compute them once more.
   static std::size_t longest_stage(int threads) {
-    return std::max(2 * stage,
-                    std::min(shared() / (4 * static_cast<std::size_t>(threads)), std::size_t(8) << 20));
+    return std::max(2 * stage, std::min(shared() / (4 * static_cast<std::size_t>(threads)), most_stage));
   }
+  static constexpr std::size_t most_stage = std::size_t(8) << 20;
   /// Below this many elements a second thread costs more than it saves (a parallel region takes 1 to 3 us).
   static constexpr index_type elements_of_one_thread = 12288;
 
@@ -91,10 +91,18 @@ KOKKOSSOFTMAX_HOST_FUNCTION void finish_streaming(bool stream) {
 #endif
 }
 
+/// A functor of tasks whose type Kokkos need not know: what it makes of a launch is compiled once, not for
+/// each kernel.
+struct AnyTasks {
+  const void* functor;
+  void (*call)(const void* functor, int task);
+  void operator()(int task) const { call(functor, task); }
+};
+
 /// Runs functor(task) for each task, a thread a task; a single one on the calling thread, which wakes no
 /// other (launches on a host's instance have ended when they return, so the order on it is kept).
-template <class Exec, class Functor>
-void launch_tasks(const Exec& exec, const std::string& label, int tasks, const Functor& functor) {
+template <class Exec>
+void launch_any_tasks(const Exec& exec, const std::string& label, int tasks, const AnyTasks& functor) {
   if (tasks > 1) {
     Kokkos::RangePolicy<Exec> policy(exec, 0, tasks);
     policy.set_chunk_size(1);
@@ -106,6 +114,11 @@ void launch_tasks(const Exec& exec, const std::string& label, int tasks, const F
   if (watched) Kokkos::Profiling::beginParallelFor(label, Kokkos::Tools::Experimental::device_id(exec), &id);
   functor(0);
   if (watched) Kokkos::Profiling::endParallelFor(id);
+}
+template <class Exec, class Functor>
+void launch_tasks(const Exec& exec, const std::string& label, int tasks, const Functor& functor) {
+  const auto call = [](const void* of, int task) { (*static_cast<const Functor*>(of))(task); };
+  launch_any_tasks(exec, label, tasks, AnyTasks{&functor, call});
 }
 
 struct SimdRows {
@@ -169,6 +182,8 @@ struct SimdRows {
       const RowGeometry& g = problem.geometry;
       using A = typename Problem::Acc;
       if (problem.axis_is_strided) {
+        static_assert(HostCaches::most_stage <= SimdTilePlan<A>::room_of_long_rows,
+                      "a tile of long rows fills what waits, and has to find as much");
         stage = SimdTilePlan<A>::scratch_bytes(g.columns, HostCaches::longest_stage(threads)) + 256;
         if (Transposed::columns(problem)) stage += bytes_of_transposed;
         const index_type chunks = SimdTilePlan<A>::chunks(g.columns);
@@ -606,10 +621,9 @@ struct SimdRows {
       for (index_type t = begin; t < end; ++t) {
         const int place = static_cast<int>((t - begin) % 2);
         Tile& tile = places[place].emplace(problem, tiles, t, call.stream);
-        const index_type after = std::min(t + 1, end - 1), run = after / tiles.of_inner;
-        const index_type row = run * tiles.inner + (after - run * tiles.of_inner) * tiles.lanes;
+        const index_type next = tiles.first_row(std::min(t + 1, end - 1));
         tile.reduce_and_write(before, stage, scratch + place * (SimdTilePlan<A>::partials / 2), of_thread,
-                              problem.x + problem.geometry.row(row).x_offset);
+                              problem.x + problem.geometry.row(next).x_offset);
         before = &tile;
       }
       if (before != nullptr) before->write(stage);

@@ -53,6 +53,9 @@ struct SimdTilePlan {
         static_cast<std::size_t>(blocks(std::min(columns, longest_staged)) * block * (most_lanes + width));
     return partials * sizeof(Acc) + std::min(stage_bytes, whole * sizeof(Acc));
   }
+  /// Longer rows, too, have all of `stage_bytes` up to here.
+  static constexpr std::size_t room_of_long_rows =
+      static_cast<std::size_t>(longest_staged * most_lanes) * sizeof(Acc);
 };
 
 /// How the rows are grouped into tiles.
@@ -64,6 +67,12 @@ struct SimdTiles {
   int runs = 1;         ///< else: runs of neighbours in a tile
   index_type count;
   bool dense = false;  ///< a tile is a run of few neighbours whose columns continue each other in x and y
+
+  /// wide: the first row of a tile.
+  index_type first_row(index_type tile) const {
+    const index_type run = tile / of_inner;
+    return run * inner + (tile - run * of_inner) * lanes;
+  }
 
   /// Runs of at least a vector of neighbours whose columns continue each other in x and y; none: no such.
   template <class Problem>
@@ -145,6 +154,23 @@ struct SimdTiles {
   }
 };
 
+/// Columns to be fetched, so many bytes at a time, each column's lines one after the other: memory gives
+/// those faster than lines of as many pages.
+template <int bytes, bool for_writing>
+struct ColumnsAhead {
+  const char* p;
+  index_type stride;  ///< bytes, as all
+  int at = 0;
+  KOKKOSSOFTMAX_HOST_FUNCTION void fetch(int of_column) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + at + i, for_writing, for_writing ? 3 : 2);
+    at += bytes;
+    if (at >= of_column) {
+      p += stride;
+      at = 0;
+    }
+  }
+};
+
 /// What lanes do with a block of columns, and with the sums of blocks.
 template <class Problem, Operation operation>
 class SimdLanes {
@@ -198,6 +224,16 @@ class SimdLanes {
       sum = (a0 + a1) + (a2 + a3);
     }
     Ops::store(sum_of_block, sum);
+  }
+
+  /// Maxima of so many vectors of lanes to `maxima`, as MaxSum keeps them; whether one was +inf.
+  KOKKOSSOFTMAX_HOST_FUNCTION static bool keep_maxima(const Vector* m, int vectors, Acc* maxima) {
+    Vector top(-infinity_v<Acc>);
+    for (int k = 0; k < vectors; ++k) {
+      top = Ops::larger(m[k], top);
+      Ops::store(maxima + k * w, finite(m[k]));
+    }
+    return Ops::max(top) == infinity_v<Acc>;
   }
 
   /// A maximum as MaxSum keeps it.
@@ -278,9 +314,8 @@ class SimdTile : protected SimdLanes<Problem, operation> {
 
   SimdTile(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream)
       : problem_(problem), stream_(stream) {
-    const index_type run = tile / tiles.of_inner, at = (tile - run * tiles.of_inner) * tiles.lanes;
-    const index_type first = run * tiles.inner + at;
-    lanes_ = static_cast<int>(std::min<index_type>(tiles.lanes, tiles.inner - at));
+    const index_type first = tiles.first_row(tile);
+    lanes_ = static_cast<int>(std::min<index_type>(tiles.lanes, tiles.inner - first % tiles.inner));
     padded_ = (lanes_ + w - 1) / w * w;
     group_ = std::min(padded_, Plan::group);
     groups_ = (padded_ + group_ - 1) / group_;
@@ -365,20 +400,11 @@ class SimdTile : protected SimdLanes<Problem, operation> {
       return Ops::load_part(x + c * stride, count, -infinity_v<Acc>);
     }
   };
-  /// Columns to be fetched, a line at a time, each column's lines one after the other: memory gives those
-  /// faster than lines of as many pages.
+  /// A line of them, or less, with each vector.
   struct NextColumns {
-    const char* x;
-    index_type stride;  ///< bytes, as all
-    int run, at;
-    KOKKOSSOFTMAX_HOST_FUNCTION void fetch() {
-      __builtin_prefetch(x + at, 0, 2);
-      at += std::min(64, w * static_cast<int>(sizeof(In)));
-      if (at >= run) {
-        x += stride;
-        at = 0;
-      }
-    }
+    ColumnsAhead<std::min(64, static_cast<int>(sizeof(In)) * w), false> columns;
+    int of_column;
+    KOKKOSSOFTMAX_HOST_FUNCTION void fetch() { columns.fetch(of_column); }
   };
 
   /// The blocks of [begin, end): their [max, sum] of each lane in `partials`; exponentials in `stage`, of all
@@ -392,12 +418,12 @@ class SimdTile : protected SimdLanes<Problem, operation> {
         Acc* v = stage + (keep ? (b - begin) * pitch_ : 0) + first;
         load_block(b, columns, first, last, v, partials + first);
         // What comes next: the next lanes of these columns, or the next columns.
-        NextColumns next{reinterpret_cast<const char*>(problem_.x + x_offset_), 0, 0, 0};
+        NextColumns next{{reinterpret_cast<const char*>(problem_.x + x_offset_), 0}, 0};
         if (g + 1 < groups_ || b + 2 * Plan::block <= end) {
           const In* x = g + 1 < groups_ ? x_column(b) + first + group_ : x_column(b + Plan::block);
-          next = NextColumns{reinterpret_cast<const char*>(x),
-                             problem_.geometry.x_column_stride * static_cast<index_type>(sizeof(In)),
-                             std::min(group_, lanes_) * static_cast<int>(sizeof(In)), 0};
+          next = NextColumns{{reinterpret_cast<const char*>(x),
+                              problem_.geometry.x_column_stride * static_cast<index_type>(sizeof(In))},
+                             std::min(group_, lanes_) * static_cast<int>(sizeof(In))};
         }
         for (int l = 0; l < last - first; l += w) {
           Acc* const max = partials + first + l;
@@ -463,12 +489,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
         for (int k = 0; k < vectors; ++k) m[k] = Ops::larger(Ops::load(to + k * w), m[k]);
       }
     }
-    Vector top(-infinity_v<Acc>);
-    for (int k = 0; k < vectors; ++k) {
-      top = Ops::larger(m[k], top);
-      Ops::store(maxima + k * w, Lanes::finite(m[k]));
-    }
-    any_infinite_ = any_infinite_ || Ops::max(top) == infinity_v<Acc>;
+    any_infinite_ = Lanes::keep_maxima(m, vectors, maxima) || any_infinite_;
   }
 
   /// exp of a vector makes NaN of +inf: where there was no NaN, the sum is +inf.
