@@ -231,7 +231,10 @@ struct RowRegisters {
     return static_cast<int>(Kokkos::max<index_type>(0, end_of_kept(transform, columns)));
   }
 
-  /// load() of an interleaved row that ends at `end` from shared memory.
+  /// load() of an interleaved row that ends at `end` from shared memory. (It always looks for -inf: that
+  /// takes 2 of 41 instructions for each logit of bfloat16 with a bias, and one H200 has 0.96 of a copy for
+  /// 0.92 at 2047 columns without it; but with a way to come again and look it has 0.80, and 0.47 for 0.85
+  /// with a mask. Pairs of neighbours in place of single logits, which halve the addresses: 0.88.)
   template <class Threads, class TransformRow>
   __device__ void take_staged(const ColumnsInShared<In>& x, int columns, int end, const Threads& threads,
                               const TransformRow& transform) {
