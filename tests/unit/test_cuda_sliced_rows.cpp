@@ -626,8 +626,9 @@ TEST_F(CudaSlicedRows, ManyLaunchesOnTwoStreamsBesideOtherWork) {
   EXPECT_CUDA(cudaStreamDestroy(background));
 }
 
-// A launch that begins before the one before it has ended reads what that one wrote, and writes what it read:
-// the same bits as with a fence after each, on a stream and in a graph.
+// Calls that may begin before the one before them has ended read what that one wrote, and write what it read:
+// the same bits as with a fence after each, on a stream and in a graph. (Of these kernels none ends so late
+// behind its trigger that a missing grid_dependency_wait() would show.)
 TEST_F(CudaSlicedRows, EachCallSeesTheOneBefore) {
   cudaStream_t stream{};
   EXPECT_CUDA(cudaStreamCreate(&stream));
