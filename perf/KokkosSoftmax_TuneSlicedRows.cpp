@@ -70,8 +70,8 @@ void sweep() {
   });
   std::printf("%s, fraction of a copy at %.0f GB/s\n%10s %10s", ks::scalar_name<T>(),
               2e-6 * static_cast<double>(total * sizeof(T)) / copy, "rows", "columns");
-  constexpr int slice_bytes[] = {20480, 24576, 32768, ReductionPlan::largest_slice_bytes};
-  constexpr double parts_held[] = {1, 0.7, 0};
+  constexpr int slice_bytes[] = {20480, 24576, 32640, 32768, ReductionPlan::largest_slice_bytes};
+  constexpr double parts_held[] = {1, 0.7, 0, -1};  // below 0: as the kernel likes, parked where that can be
   for (const int bytes : slice_bytes) {
     for (const double part : parts_held) std::printf("  %5d/%.1f", bytes, part);
   }
@@ -96,12 +96,13 @@ void sweep() {
     std::printf("%10lld %10lld", static_cast<long long>(rows), static_cast<long long>(columns));
     for (const int bytes : slice_bytes) {
       for (const double part : parts_held) {
-        ReductionPlan plan = ReductionPlan::of<T>(columns);
+        ReductionPlan plan = ks::impl::plan_of(problem);
+        const bool is_long = plan.reads_twice;
         plan.slice_columns = bytes / static_cast<int>(sizeof(T));
         plan.slices = (columns + plan.slice_columns - 1) / plan.slice_columns;
-        plan.runs = ReductionPlan::runs_of(plan.slices, row_bytes);
-        plan.reads_twice = part < 1 || row_bytes > ReductionPlan::largest_row_bytes_held;
-        if (part < 1 && plan.slices == 1) {
+        plan.runs = ReductionPlan::runs_of(plan.slices, row_bytes, ks::impl::parks_slices<Problem>);
+        plan.reads_twice = is_long || (part >= 0 && part < 1);
+        if ((plan.reads_twice && plan.slices == 1) || (part < 0 && !is_long)) {
           std::printf("  %9s", "");
           continue;
         }

@@ -501,37 +501,52 @@ TEST_F(CudaSlicedRows, RowsThatFillMuchOfTheGrid) {
   }
 }
 
-// How many slices of a row are held, and how many are read twice, moves no bits.
+// How many slices of a row are held, and how many are read twice, moves no bits; nor does where they wait for
+// their row, in shared memory alone or in registers, too (a part below 0, which leaves it to the kernel).
 template <class T, class Make>
 void check_parts_held(std::int64_t columns, const Make& make) {
   using ks::impl::GridPipelinedRows, ks::impl::GridPipelinedShape, ks::impl::ReductionPlan;
   const Exec exec;
   constexpr std::int64_t rows = 5;
-  const Memory<T> x("x", rows * columns), y("y", rows * columns), expected("expected", rows * columns);
+  constexpr std::int64_t most_off = 3;
+  const Memory<T> x("x", rows * columns + most_off), y("y", rows * columns + most_off),
+      expected("expected", rows * columns);
   const auto transform = make(rows);
-  const ReductionPlan plan = ReductionPlan::of<T>(columns);
-  ASSERT_TRUE(plan.reads_twice);
+  struct Place {
+    std::int64_t x, y;
+  };
   for (const auto operation : {Operation::softmax, Operation::log_softmax}) {
-    const auto run_with = [&](double part, T* to) {
-      fill(exec, to, rows, columns, 99);
-      GridPipelinedRows::run_with(exec, problem_of(operation, x.data(), to, rows, columns, transform), plan,
-                                  GridPipelinedShape::most_slots, part);
+    const auto run_with = [&](double part, Place off, T* to) {
+      fill(exec, x.data() + off.x, rows, columns);
+      if (to != x.data()) fill(exec, to, rows, columns, 99);
+      const auto problem = problem_of(operation, x.data() + off.x, to + off.y, rows, columns, transform);
+      const ReductionPlan plan = ks::impl::plan_of(problem);
+      ASSERT_TRUE(plan.reads_twice);
+      GridPipelinedRows::run_with(exec, problem, plan, GridPipelinedShape::most_slots, part);
     };
-    fill(exec, x.data(), rows, columns);
-    run_with(0, expected.data());
-    for (const double part : {0.1, 0.45, 0.7, 1.0}) {
-      run_with(part, y.data());
-      EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), rows * columns), 0)
+    run_with(0, {0, 0}, expected.data());
+    const auto check = [&](double part, Place off, const T* to) {
+      EXPECT_EQ(different_bytes(exec, to + off.y, expected.data(), rows * columns), 0)
           << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << columns << " columns, "
-          << part << " of the slots";
+          << part << " of the slots, x off by " << off.x << ", y by " << off.y;
+    };
+    for (const double part : {0.1, 0.45, 0.7, 1.0, -1.0}) {
+      run_with(part, {0, 0}, y.data());
+      check(part, {0, 0}, y.data());
     }
+    for (const Place off : {Place{1, 1}, Place{most_off, most_off}, Place{1, 0}}) {
+      run_with(-1, off, y.data());
+      check(-1, off, y.data());
+    }
+    run_with(-1, {1, 1}, x.data());
+    check(-1, {1, 1}, x.data());
   }
 }
 
 TEST_F(CudaSlicedRows, RowsGiveTheSameBitsHoweverMuchIsHeld) {
   using ks::impl::BoundIdentity;
   const auto identity = [](std::int64_t) { return BoundIdentity{}; };
-  for (const std::int64_t columns : {2200003, 4194304, 9000000}) {
+  for (const std::int64_t columns : {2097153, 2200003, 4194304, 8388608, 9000000}) {
     check_parts_held<float>(columns, identity);
     const Operands<float> operands(columns);
     check_parts_held<float>(columns, [&](std::int64_t rows) { return operands.bound_bias(0, rows); });
@@ -550,10 +565,11 @@ TEST_F(CudaSlicedRows, RowsWithRunsOfSlices) {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   constexpr std::int64_t rows = 3, slice = ReductionPlan::usual_slice_bytes / sizeof(float);
   int with_runs = 0;
-  for (const std::int64_t columns : {128 * slice, 128 * slice + 1, 159 * slice, 160 * slice, 160 * slice + 1,
-                                     std::int64_t(4194304), std::int64_t(4194305), std::int64_t(9000001)}) {
+  for (const std::int64_t columns :
+       {128 * slice, 128 * slice + 1, 159 * slice, 160 * slice, 160 * slice + 1, std::int64_t(4194304),
+        std::int64_t(4194305), std::int64_t(6000001), std::int64_t(9000001)}) {
     SCOPED_TRACE(columns);
-    const ReductionPlan plan = ReductionPlan::of<float>(columns);
+    const ReductionPlan plan = ReductionPlan::of<float>(columns, true);
     ASSERT_LE(plan.runs * ReductionPlan::slices_of_run + ReductionPlan::slices_ahead, plan.slices);
     with_runs += plan.runs > 0 ? 1 : 0;
     const std::int64_t run = ReductionPlan::slices_of_run * plan.slice_columns;

@@ -49,9 +49,12 @@ struct ReductionPlan {
   /// The slices of such a row: the less room it leaves in the rings, the more it pays to free that in small
   /// parts, though these cost more. (Fraction of a copy of 1 GiB of float on one H200, slices of 32, 24 and
   /// 20 KB, all held: 10 MB a row 0.93, 0.90, 0.87, 11 MB 0.85, 0.92, 0.80, 12 MB 0.84, 0.89, 0.86, 14 MB
-  /// 0.82, 0.88, 0.85, 16 MB 0.72, 0.72, 0.83; all read twice 0.75 to 0.80.)
-  static constexpr index_type slice_bytes_of(index_type row_bytes) {
+  /// 0.82, 0.88, 0.85, 16 MB 0.72, 0.72, 0.83; all read twice 0.75 to 0.80.) Where registers hold slices, too
+  /// (`parks`, see parks_slices), these are as long as leaves room for seven wherever they begin. (4194304
+  /// columns of float 0.90, with the usual ones 0.90, 4194305 0.875 and 0.83; 3 M 0.92, with 24 KB 0.88.)
+  static constexpr index_type slice_bytes_of(index_type row_bytes, bool parks) {
     constexpr index_type mega = 1024 * 1024;
+    if (parks && row_bytes > largest_row_bytes_held) return usual_slice_bytes - 128;
     if (row_bytes <= 10 * mega || row_bytes > 17 * mega) return usual_slice_bytes;
     return row_bytes <= 14 * mega ? 6 * part_bytes : 5 * part_bytes;
   }
@@ -61,25 +64,26 @@ struct ReductionPlan {
   /// have to ask many times. (One H200, fractions of a copy without runs and with them: float 1.06 M columns
   /// 0.84 and 0.91, 1.3 M 0.90 and 0.93, 6 M 0.72 and 0.75, 20 M 0.59 and 0.68, with a bias as large as x
   /// 0.58 and 0.65; bfloat16 2.2 M 0.80 and 0.91. But float 1.35 M 0.95 and 0.94, 3 M 0.86 and 0.82, 4.2 M
-  /// 0.81 and 0.77, and without slices_ahead, so that blocks wait for each other, 1 M 0.96 and 0.87.)
-  static constexpr index_type runs_of(index_type slices, index_type row_bytes) {
-    const bool pays = (slices > 128 && slices <= 160) || row_bytes > 16 * 1024 * 1024;
+  /// 0.81 and 0.77, and without slices_ahead, so that blocks wait for each other, 1 M 0.96 and 0.87. Where
+  /// registers hold slices, too, 4.2 M 0.92 and 0.88, 5 M 0.89 and 0.86, but 6 M 0.76 and 0.84.)
+  static constexpr index_type runs_of(index_type slices, index_type row_bytes, bool parks) {
+    const bool pays = (slices > 128 && slices <= 160) || row_bytes > (parks ? 22 : 16) * 1024 * 1024;
     return pays ? std::max<index_type>(0, (slices - slices_ahead) / slices_of_run) : 0;
   }
 
   template <class In>
-  static constexpr ReductionPlan of(index_type columns) {
+  static constexpr ReductionPlan of(index_type columns, bool parks) {
     constexpr index_type size = sizeof(In), line = 128 / size;
     const auto slices_of = [&](index_type bytes) { return (columns * size + bytes - 1) / bytes; };
     // Larger ones where the usual ones would be far from full: a row a little longer than so many of these.
-    const index_type usual = slice_bytes_of(columns * size);
+    const index_type usual = slice_bytes_of(columns * size, parks);
     const bool fills = columns * size * 16 >= slices_of(usual) * usual * 15;
     const index_type wanted = slices_of(fills ? usual : largest_slice_bytes);
     // Slices of one length: a short last one would hold a slot that is mostly empty.
     const index_type length = ((columns + wanted - 1) / wanted + line - 1) / line * line;
     const index_type slices = (columns + length - 1) / length;
     return {slices, static_cast<int>(length), columns * size > largest_row_bytes_held,
-            runs_of(slices, columns * size)};
+            runs_of(slices, columns * size, parks)};
   }
 };
 

@@ -194,6 +194,7 @@ struct CooperativeLimits {
   int multiprocessors = 0;
   int shared_bytes = 0;             ///< of a block, at most
   int blocks_a_multiprocessor = 0;  ///< that can be resident
+  int registers = 0;                ///< of a thread: next to none of a kernel without a body
   const char* refusal = nullptr;
 
   /// `kernel` with as much shared memory as the device gives a block where `all_shared`, else none.
@@ -219,6 +220,7 @@ struct CooperativeLimits {
       limits.refusal = "compiled for a compute capability below 9.0";
       return limits;
     }
+    limits.registers = attributes.numRegs;
     check_cuda(cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, device),
                "cudaDeviceGetAttribute");
     if (all_shared) {

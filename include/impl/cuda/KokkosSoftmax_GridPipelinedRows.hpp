@@ -15,6 +15,10 @@
 /// the copies of others. A row of so few slices that a block holds two such rows has a ticket of its own, and
 /// its slices never leave the block: the way through L2 for each would take longer than its copy.
 ///
+/// Rows that fill much of the shared memory of the whole grid: finishers take their part of a slice into
+/// registers, which lets its slot go, and write it to y from there once the row's result is known (parked
+/// slices; the results are those of the other way). There is no storer then.
+///
 /// Operands of a transform whose columns lie side by side are copied along, to slots of their own behind the
 /// others. A float's transformed logit goes back to its slot, and so do what a mask leaves of 16 bits and
 /// the exponential of a bfloat16's transformed logit (PackedExponentials): these need their operands until a
@@ -39,18 +43,24 @@
 /// rows no better. Nor do these come sooner where each group of publishers brings its own; where a ticket has
 /// the slices at the same columns of 8 rows, whose operands stay, such a bias has 0.82 for 0.74 (float 0.89
 /// for 0.86, a mask 0.91 for 0.95). Exponentials below the maximum of a quarter of the logits, and formed
-/// once more where that is too low: such a bias 0.75 for 0.73, GELU 0.76 for 0.79.
+/// once more where that is too low: such a bias 0.75 for 0.73, GELU 0.76 for 0.79. Parked slices: 3 M columns
+/// of float 0.92 for 0.87, 4 M 0.90 for 0.80, 5 M 0.89 for 0.78, but 393216 0.94 for 0.955; two in place of
+/// three no better below 3.5 M and 0.02 less above; a parked slice that changes places with the next one in
+/// its slot, from where a bulk copy takes it to y, 0.01 less; fewer looks for the words of a row 0.91 to 0.94
+/// for 2 M and up to 0.03 less for others.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies, announcers for slices of earlier tickets
 /// besides: whatever slice was handed out gets published. A row lacks slices that nobody took only while no
 /// slot is free, and tickets are handed out in order, so of all rows that some block waits for, the oldest
 /// could lack one only if it filled all slots of the grid itself: ruled out, since of a row at most as many
 /// slices as the grid has slots are held; those of a longer one that are read twice come first, and hold no
-/// slot while they wait. All blocks are resident (the launch is cooperative).
+/// slot while they wait. Where slices are parked, registers are slots like others in this: finishers wait for
+/// a row only when they have slices in all of theirs. All blocks are resident (the launch is cooperative).
 
 #ifndef KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
 #define KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
 
+#include <impl/cuda/KokkosSoftmax_HopperPtx.hpp>
 #include <impl/cuda/KokkosSoftmax_SlicedRows.hpp>
 
 #include <string_view>
@@ -94,6 +104,16 @@ struct GridPipelinedShape {
     if (sizeof(In) == 2) return 0;
     return slices * 2 >= capacity * 3 || stages_operands ? std::min(slices, capacity * 7 / 10) : 0;
   }
+  /// Slices that a block's finishers have in registers, where they park them.
+  static constexpr int parked = 3;
+  /// Vectors of such a slice in a lane of theirs.
+  static constexpr int parked_vectors = ReductionPlan::usual_slice_bytes / copy_alignment / finishing_threads;
+  /// A thread's registers then: in all as many as launch bounds give to these threads.
+  static constexpr int publisher_registers = 64, finisher_registers = 136, other_registers = 80;
+  /// Of such a row the slices: more would not leave enough for the next one to come meanwhile. (One H200,
+  /// fractions of a copy, parked and else: of float 7 M columns 0.77 and 0.74, 8.4 M 0.75 and 0.72.)
+  static constexpr index_type most_slices_parked(index_type capacity) { return capacity * 8 / 10; }
+
   /// Of those that are read twice, what is kept in L2 for the second time, from their end. (One H200, 4 M
   /// columns of float, all read twice: 0.76 of a copy, with nothing kept on purpose 0.70.)
   static constexpr int most_bytes_kept = 24 * 1024 * 1024;
@@ -161,6 +181,11 @@ struct GridPipelinedShape {
   }
 };
 
+static_assert((GridPipelinedShape::publisher_registers + GridPipelinedShape::finisher_registers) *
+                      GridPipelinedShape::finishing_threads +
+                  GridPipelinedShape::other_registers * 4 * 32 <=
+              65536 / GridPipelinedShape::threads(1) / 8 * 8 * GridPipelinedShape::threads(1));
+
 enum class SliceUse : int {
   hold,     ///< publish, and finish from the same slot
   publish,  ///< and let the slot go
@@ -181,6 +206,7 @@ struct SliceInSlot {
   SliceUse use;
   index_type index;  ///< of the slice in its row
   bool last_of_row;
+  int place;  ///< the slot that it lies in, where slices are parked
 
   /// Bytes of y before the first boundary that a bulk copy can start at.
   __device__ int bytes_before_boundary() const {
@@ -356,6 +382,41 @@ struct SliceWriter {
     });
   }
 
+  /// What a lane keeps of a slice, as it is in the slot.
+  struct Parked {
+    InVector vector[GridPipelinedShape::parked_vectors];
+    Acc end;
+  };
+  __device__ __forceinline__ void park(Parked& parked) const {
+    const int first = head();
+    const int vectors = (slice.columns - first) / width;
+    const InVector* const from = reinterpret_cast<const InVector*>(x() + first) + thread();
+#pragma unroll
+    for (int i = 0; i < GridPipelinedShape::parked_vectors; ++i) {
+      if (thread() + i * threads < vectors) parked.vector[i] = from[i * threads];
+    }
+    parked.end = end_of<Logits>(first, first + vectors * width, [](int, Acc held) { return held; }).value;
+  }
+
+  /// Writes a parked slice of x and y that lie alike.
+  __device__ __forceinline__ void from_parked(const Parked& parked) const {
+    const int first = head();
+    const int vectors = (slice.columns - first) / width;
+    const End end = end_at(first, first + vectors * width);
+    OutVector* const to = reinterpret_cast<OutVector*>(slice.y + first) + thread();
+    const int left = vectors - thread();
+    row.with_output([&](const auto& output_of) {
+      if (end.exists) slice.y[end.column] = store_as<Out>(output_of(parked.end));
+#pragma unroll
+      for (int i = 0; i < GridPipelinedShape::parked_vectors; ++i) {
+        Acc value[width];
+#pragma unroll
+        for (int j = 0; j < width; ++j) value[j] = output_of(parked.vector[i].template element<Logits>(j));
+        if (i * threads < left) store_streaming(to + i * threads, rounded<OutVector>(value));
+      }
+    });
+  }
+
   /// From transformed logits in the slot.
   template <class Release>
   __device__ void from_logits(const Release& release) const {
@@ -392,10 +453,14 @@ struct SliceWriter {
     int column;
     Acc value;
   };
-  template <class Pair, class ScalarOutput>
-  __device__ End end_of(int first, int last, const ScalarOutput& scalar_output) const {
+  __device__ End end_at(int first, int last) const {
     End end{false, warp == 0 ? lane : last + lane, 0};
     end.exists = warp == 0 ? lane < first : warp == 1 && end.column < slice.columns;
+    return end;
+  }
+  template <class Pair, class ScalarOutput>
+  __device__ End end_of(int first, int last, const ScalarOutput& scalar_output) const {
+    End end = end_at(first, last);
     if (end.exists) end.value = scalar_output(end.column, element_of<Pair>(x()[end.column]));
     return end;
   }
@@ -527,7 +592,8 @@ struct SliceWriter {
   }
 };
 
-/// What is known of a slot and its slice. It lies in shared memory behind the slots.
+/// What is known of a slot and its slice. It lies in shared memory behind the slots. Where slices are parked
+/// there are as many more of it, each for a slice until that is finished.
 template <class Problem>
 struct GridPipelinedSlot {
   using Acc = typename Problem::Acc;
@@ -536,7 +602,7 @@ struct GridPipelinedSlot {
   Mbarrier full;           ///< the slice has arrived
   Mbarrier reduced;        ///< the publishers are done with it
   Mbarrier ready;          ///< the row's result is there, or none is needed
-  Mbarrier written;        ///< the finishers are done with it
+  Mbarrier written;        ///< the finishers are done with it; where slices are parked, publishers, too
   Mbarrier empty;          ///< all are done with it
   Mbarrier operands_used;  ///< of the slot of operands with this number: nobody needs them any more
   SliceInSlot<Problem> slice;
@@ -560,7 +626,7 @@ struct RingCursor {
 /// What a block does. Publishers and finishers are in line: behind a call the compiler no longer knows that a
 /// slot is shared memory. (One H200, 65536 columns of bfloat16 with one bias for all rows: 0.46 of a copy of
 /// all bytes for 0.65.)
-template <class Problem>
+template <class Problem, bool parks = false>
 struct GridPipelinedBlock {
   using In = typename Problem::In;
   using Out = typename Problem::Out;
@@ -591,6 +657,15 @@ struct GridPipelinedBlock {
   __device__ bool writes_rows() const { return problem.operation != Operation::logsumexp; }
   __device__ std::uint32_t tag() const { return CudaWorkspace::tag_of(epoch); }
   __device__ char* slot(int s) const { return slots + s * shape.slot_bytes; }
+  /// Of the slice that is known there.
+  __device__ char* slot_of(const RingCursor& at) const {
+    return slot(parks ? ring[at.slot].slice.place : at.slot);
+  }
+  /// Of the ring.
+  __device__ int turn() const { return turn_of(shape); }
+  __host__ __device__ static int turn_of(const GridPipelinedShape& shape) {
+    return parks ? shape.slots + GridPipelinedShape::parked : shape.slots;
+  }
   __device__ char* operand_slot(int s) const {
     return slots + shape.slots * shape.slot_bytes + s * shape.operand_slot_bytes;
   }
@@ -606,16 +681,24 @@ struct GridPipelinedBlock {
   __device__ void produce() const {
     const index_type tickets = shape.tickets(problem.geometry.rows);
     RingCursor at{0, 1}, operands{0, 1}, copied;
+    [[maybe_unused]] RingCursor parked_next;  // whose slot is the next one
+    [[maybe_unused]] int place = 0;
+    [[maybe_unused]] bool all_slots_used = false;
     int copies = 0;
     index_type ticket = 0, position = 0, slice = 0;
     index_type left = 0;  // slices of the ticket
     SliceUse use = writes_rows() ? SliceUse::hold : SliceUse::publish;
     for (;;) {
       GridPipelinedSlot<Problem>& next = ring[at.slot];
-      mbarrier_wait_parity(shape.draws_early ? &next.written : &next.empty, at.parity);
+      if constexpr (parks) {
+        if (all_slots_used) mbarrier_wait_parity(&ring[parked_next.slot].written, parked_next.parity);
+        mbarrier_wait_parity(&next.empty, at.parity);
+      } else {
+        mbarrier_wait_parity(shape.draws_early ? &next.written : &next.empty, at.parity);
+      }
       if (copies == shape.most_copies) {
         mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
-        copied.advance(shape.slots);
+        copied.advance(turn());
         --copies;
       }
       if (left == 0) {
@@ -651,12 +734,20 @@ struct GridPipelinedBlock {
       mbarrier_wait_parity(&next.empty, at.parity);
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
       if (shape.operand_slots > 0) mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
-      fill(at.slot, operands.slot, position, slice, use);
+      if constexpr (parks) {
+        next.slice.place = place;
+        if (all_slots_used) parked_next.advance(turn());
+        if (++place == shape.slots) {
+          place = 0;
+          all_slots_used = true;
+        }
+      }
+      fill(at, operands.slot, position, slice, use);
       if (shape.operand_slots > 0) operands.advance(shape.operand_slots);
       ++slice;
       --left;
       ++copies;
-      at.advance(shape.slots);
+      at.advance(turn());
     }
   }
 
@@ -673,14 +764,15 @@ struct GridPipelinedBlock {
       mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
       ring[at.slot].slice.use = SliceUse::end;
       mbarrier_arrive(&ring[at.slot].full);
-      at.advance(shape.slots);
+      at.advance(turn());
     }
   }
 
-  __device__ void fill(int s, int operands, index_type position, index_type slice, SliceUse use) const {
+  __device__ void fill(const RingCursor& at, int operands, index_type position, index_type slice,
+                       SliceUse use) const {
     const RowGeometry& g = problem.geometry;
     const RowGeometry::Row where = g.row(position);
-    SliceInSlot<Problem>& in = ring[s].slice;
+    SliceInSlot<Problem>& in = ring[at.slot].slice;
     const index_type first = slice * shape.slice_columns;
     const index_type columns = min(static_cast<index_type>(shape.slice_columns), g.columns - first);
     const In* x = problem.x + where.x_offset + first;
@@ -693,7 +785,7 @@ struct GridPipelinedBlock {
     in.use = use;
     in.last_of_row = slice == shape.slices - 1;
     in.operand_slot = operands;
-    const BulkCopy<In> slice_copy(x, x + columns, shape.x_end, slot(s));
+    const BulkCopy<In> slice_copy(x, x + columns, shape.x_end, slot_of(at));
     in.shift = slice_copy.shift();
     std::uint32_t bytes = slice_copy.bytes();
     slice_copy.load_rest();
@@ -701,14 +793,14 @@ struct GridPipelinedBlock {
       bytes += copy.bytes();
       copy.load_rest();
     });
-    mbarrier_arrive_expect_tx(&ring[s].full, bytes);
+    mbarrier_arrive_expect_tx(&ring[at.slot].full, bytes);
     if (!shape.rereads) {
-      slice_copy.start(&ring[s].full);
+      slice_copy.start(&ring[at.slot].full);
     } else {
       const bool keeps = use == SliceUse::publish && slice >= shape.slices_reread - shape.slices_kept;
-      slice_copy.start(&ring[s].full, keeps ? createpolicy_evict_last() : createpolicy_evict_first());
+      slice_copy.start(&ring[at.slot].full, keeps ? createpolicy_evict_last() : createpolicy_evict_first());
     }
-    with_copies_of_operands(in, [&](const auto& copy) { copy.start(&ring[s].full); });
+    with_copies_of_operands(in, [&](const auto& copy) { copy.start(&ring[at.slot].full); });
   }
 
   /// Calls use(copy) for the copy of each operand that is staged for a slice.
@@ -759,7 +851,7 @@ struct GridPipelinedBlock {
   __device__ void collect() const {
     index_type have = -1;
     SlicedRowResult<Problem> result{};
-    for (RingCursor at;; at.advance(shape.slots)) {
+    for (RingCursor at;; at.advance(turn())) {
       mbarrier_wait_parity(&ring[at.slot].full, at.parity);
       const SliceInSlot<Problem>& in = ring[at.slot].slice;
       const SliceUse use = in.use;
@@ -769,7 +861,7 @@ struct GridPipelinedBlock {
       }
       if (shape.whole_rows()) {
         collect_row_in_slots(at);
-        at.advance(shape.slots, static_cast<int>(shape.slices) - 1);
+        at.advance(turn(), static_cast<int>(shape.slices) - 1);
         continue;
       }
       const index_type position = in.position;
@@ -807,11 +899,11 @@ struct GridPipelinedBlock {
     RingCursor at = first, mine = first;
     for (int i = 0; i < slices; ++i) {
       mbarrier_wait_parity(&ring[at.slot].reduced, at.parity);
-      at.advance(shape.slots);
+      at.advance(turn());
     }
     // Lane l has slice l, as with every other way to join them.
     const int slice = lane % lanes_of_slices(slices);
-    mine.advance(shape.slots, min(slice, slices - 1));
+    mine.advance(turn(), min(slice, slices - 1));
     GridPipelinedSlot<Problem>& held = ring[mine.slot];
     auto total = PartialSoftmax<Acc>::none();
     if (slice < slices) total = join_shares<Acc>([&](int share) { return held.of_warp[share]; });
@@ -826,7 +918,7 @@ struct GridPipelinedBlock {
   /// A warp of a group of publishers.
   __device__ __forceinline__ void publish(int group, int groups, int warp) const {
     RingCursor at{group, 0};
-    for (;; at.advance(shape.slots, groups)) {
+    for (;; at.advance(turn(), groups)) {
       mbarrier_wait_parity(&ring[at.slot].full, at.parity);
       const SliceUse use = ring[at.slot].slice.use;
       if (use == SliceUse::end) {
@@ -838,7 +930,11 @@ struct GridPipelinedBlock {
       } else {
         publish_slice(at, warp);
       }
-      release(at);
+      if constexpr (parks) {
+        leave_slot(at);
+      } else {
+        release(at);
+      }
     }
   }
 
@@ -846,6 +942,12 @@ struct GridPipelinedBlock {
   __device__ void release(const RingCursor& at) const {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
+  }
+
+  /// All lanes of a warp are done with the slot alone, which another slice may take.
+  __device__ void leave_slot(const RingCursor& at) const {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&ring[at.slot].written);
   }
 
   /// The (max, sum) of a warp's share. Two loops over the slot, not unrolled to its end: instructions that
@@ -1000,7 +1102,7 @@ struct GridPipelinedBlock {
   /// Reduces a slice to what each of its shares has.
   __device__ __forceinline__ void publish_slice(const RingCursor& at, int warp) const {
     const SliceInSlot<Problem>& in = ring[at.slot].slice;
-    In* const slice = reinterpret_cast<In*>(slot(at.slot) + in.shift);
+    In* const slice = reinterpret_cast<In*>(slot_of(at) + in.shift);
     with_transform(in, [&](const auto& transform) {
       const PartialSoftmax<Acc> found = Part::takes_units(slice, transform, in.first_column)
                                             ? reduce_in_slot<false>(in, slice, warp, transform)
@@ -1026,7 +1128,7 @@ struct GridPipelinedBlock {
   /// for their next slice, one of them for each, and so would all that wait for it.)
   __device__ void announce() const {
     if (shape.whole_rows()) return;
-    for (RingCursor at;; at.advance(shape.slots)) {
+    for (RingCursor at;; at.advance(turn())) {
       GridPipelinedSlot<Problem>& held = ring[at.slot];
       mbarrier_wait_parity(&held.full, at.parity);
       const SliceUse use = held.slice.use;
@@ -1060,7 +1162,7 @@ struct GridPipelinedBlock {
 
   /// A warp of the finishers.
   __device__ __forceinline__ void finish(int warp) const {
-    for (RingCursor at;; at.advance(shape.slots)) {
+    for (RingCursor at;; at.advance(turn())) {
       GridPipelinedSlot<Problem>& held = ring[at.slot];
       mbarrier_wait_parity(&held.ready, at.parity);
       mbarrier_wait_parity(&held.full, at.parity);  // passed, but what the copy wrote is visible now
@@ -1076,6 +1178,44 @@ struct GridPipelinedBlock {
         done();
       }
       if (use == SliceUse::end) return;
+    }
+  }
+
+  /// The same where slices are parked: each takes the place of the one that was parked so many before it.
+  __device__ __forceinline__ void park_and_finish(int warp) const {
+    constexpr int parked = GridPipelinedShape::parked;
+    typename SliceWriter<Problem>::Parked slice[parked];
+    bool is_there[parked];
+#pragma unroll
+    for (int i = 0; i < parked; ++i) is_there[i] = false;
+    RingCursor at, oldest;
+    int turns_left = parked;
+    for (bool ended = false;;) {
+#pragma unroll
+      for (int i = 0; i < parked; ++i) {
+        if (is_there[i]) {
+          mbarrier_wait_parity(&ring[oldest.slot].ready, oldest.parity);
+          const SlicedRowResult<Problem> result = ring[oldest.slot].of_row;
+          SliceWriter<Problem>{ring[oldest.slot].slice, nullptr, warp, lane, result}.from_parked(slice[i]);
+          release(oldest);
+          oldest.advance(turn());
+          is_there[i] = false;
+        }
+        if (ended) {
+          if (--turns_left == 0) return;
+          continue;
+        }
+        GridPipelinedSlot<Problem>& held = ring[at.slot];
+        mbarrier_wait_parity(&held.full, at.parity);
+        ended = held.slice.use == SliceUse::end;
+        if (!ended) {
+          const SlicedRowResult<Problem> unknown{};
+          SliceWriter<Problem>{held.slice, slot_of(at), warp, lane, unknown}.park(slice[i]);
+          leave_slot(at);
+          is_there[i] = true;
+          at.advance(turn());
+        }
+      }
     }
   }
 
@@ -1116,7 +1256,7 @@ struct GridPipelinedBlock {
       mbarrier_arrive(read_next);
       read_next = nullptr;
     };
-    for (RingCursor at;; at.advance(shape.slots)) {
+    for (RingCursor at;; at.advance(turn())) {
       GridPipelinedSlot<Problem>& held = ring[at.slot];
       if (!mbarrier_test_parity(&held.written, at.parity)) {
         free_last(std::integral_constant<int, 0>{});
@@ -1150,11 +1290,17 @@ struct GridPipelinedBlock {
 template <class Problem>
 inline constexpr int groups_of_publishers = PartOfSlice<Problem>::unit;
 
-template <class Problem>
-__global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishers<Problem>), 1)
-    grid_pipelined_rows_kernel(const __grid_constant__ Problem problem,
-                               const __grid_constant__ GridPipelinedShape shape,
-                               const __grid_constant__ CudaWorkspace workspace) {
+/// setmaxnreg exists for compute capability 9.0a alone.
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr bool has_setmaxnreg = false;
+#else
+inline constexpr bool has_setmaxnreg = true;
+#endif
+
+template <bool parks, class Problem>
+__device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
+                                                         const GridPipelinedShape& shape,
+                                                         const CudaWorkspace& workspace) {
   extern __shared__ __align__(128) char grid_pipelined_slots[];
   __shared__ std::uint32_t shared_epoch;
   constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
@@ -1162,14 +1308,16 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishe
       reinterpret_cast<GridPipelinedSlot<Problem>*>(grid_pipelined_slots + shape.bytes_of_slots());
   const bool finishes = problem.operation != Operation::logsumexp;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < shape.slots; ++i) {
+    for (int i = 0; i < GridPipelinedBlock<Problem, parks>::turn_of(shape); ++i) {
       mbarrier_init(&ring[i].full, 1);
       mbarrier_init(&ring[i].reduced, warps_of_group);
       mbarrier_init(&ring[i].ready, 1);
-      mbarrier_init(&ring[i].written, warps_of_group);
+      mbarrier_init(&ring[i].written, parks ? 2 * warps_of_group : warps_of_group);
       mbarrier_init(&ring[i].operands_used, warps_of_group);
-      // The publishers, who announces, the collector, and who stores.
-      mbarrier_init(&ring[i].empty, warps_of_group + (shape.whole_rows() ? 0 : 1) + 1 + (finishes ? 1 : 0));
+      // The publishers (where slices are parked, the finishers), who announces, the collector, and who
+      // stores.
+      mbarrier_init(&ring[i].empty,
+                    warps_of_group + (shape.whole_rows() ? 0 : 1) + 1 + (finishes && !parks ? 1 : 0));
     }
     fence_mbarrier_init();
   }
@@ -1179,26 +1327,44 @@ __global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishe
   const std::uint32_t epoch = shared_epoch;
   workspace.clear_before_first_epoch(epoch);
   const int warp = threadIdx.x / 32;
-  const GridPipelinedBlock<Problem> block{
+  const GridPipelinedBlock<Problem, parks> block{
       problem, shape, workspace, ring, grid_pipelined_slots, epoch, static_cast<int>(threadIdx.x % 32)};
   constexpr int publishers = groups_of_publishers<Problem> * warps_of_group;
   if (warp < publishers) {
+    if constexpr (parks) setmaxnreg_dec<GridPipelinedShape::publisher_registers>();
     block.publish(warp / warps_of_group, shape.parties, warp % warps_of_group);
-  } else if (warp < publishers + warps_of_group) {
-    if (finishes) {
+    return;
+  }
+  if (warp < publishers + warps_of_group) {
+    if constexpr (parks) {
+      setmaxnreg_inc<GridPipelinedShape::finisher_registers>();
+      block.park_and_finish(warp - publishers);
+    } else if (finishes) {
       block.finish(warp - publishers);
     } else {
       block.publish(groups_of_publishers<Problem>, shape.parties, warp - publishers);
     }
-  } else if (warp == publishers + warps_of_group) {
+    return;
+  }
+  if constexpr (parks) setmaxnreg_dec<GridPipelinedShape::other_registers>();
+  if (warp == publishers + warps_of_group) {
     if (block.lane == 0) block.produce();
   } else if (warp == publishers + warps_of_group + 1) {
     block.collect();
   } else if (warp == publishers + warps_of_group + 2) {
     block.announce();
-  } else if (finishes && block.lane == 0) {
+  } else if (finishes && !parks && block.lane == 0) {
     block.store();
   }
+}
+
+/// `parks`: the finishers keep slices in registers. It has no body where setmaxnreg is missing.
+template <class Problem, bool parks = false>
+__global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishers<Problem>), 1)
+    grid_pipelined_rows_kernel(const __grid_constant__ Problem problem,
+                               const __grid_constant__ GridPipelinedShape shape,
+                               const __grid_constant__ CudaWorkspace workspace) {
+  if constexpr (!parks || has_setmaxnreg) run_grid_pipelined_block<parks>(problem, shape, workspace);
 }
 
 struct GridPipelinedRows {
@@ -1217,25 +1383,23 @@ struct GridPipelinedRows {
 
   template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
-    run_with(exec, problem, ReductionPlan::of<typename Problem::In>(problem.geometry.columns));
+    run_with(exec, problem, plan_of(problem));
   }
 
   /// With parameters of the caller's choice, for the program that finds the tuning. `part_held`: of the slots
-  /// of the grid, those that a row which may be read twice holds at most; below 0 slices_held() decides.
+  /// of the grid, those that a row which may be read twice holds at most; below 0 slices_held() decides, and
+  /// slices may be parked.
   template <class Problem>
   static void run_with(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
                        int slots = GridPipelinedShape::most_slots, double part_held = -1) {
+    if constexpr (parks_slices<Problem>) {
+      if (plan.reads_twice && part_held < 0 && lie_alike(problem) && run_parking(exec, problem, plan)) return;
+    }
     using In = typename Problem::In;
     const auto kernel = &grid_pipelined_rows_kernel<Problem>;
     const CooperativeLimits& device = limits<Problem>(exec, kernel);
-    GridPipelinedShape shape{};
-    shape.slices = plan.slices;
-    shape.runs = plan.runs;
-    shape.slice_columns = plan.slice_columns;
-    // A slice that starts within a line ends within one more.
     const bool has_whole_lines = begins_with_lines(problem);
-    shape.slot_bytes =
-        plan.slice_columns * static_cast<int>(sizeof(In)) + (has_whole_lines ? 0 : GridPipelinedShape::line);
+    GridPipelinedShape shape = shape_of(problem, plan, has_whole_lines);
     constexpr int known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     // The finishers publish, too, where there is nothing to finish.
     shape.parties = groups_of_publishers<Problem> + (problem.operation == Operation::logsumexp ? 1 : 0);
@@ -1274,23 +1438,72 @@ struct GridPipelinedRows {
         (!has_whole_lines || !only_copies || (plan.slices > 8 && !PartOfSlice<Problem>::has_transform));
     // So that a block has one of these in its ring while another one comes.
     shape.tickets_a_row = !shape.rereads && plan.slices <= shape.slots / 2 ? 1 : plan.slices;
-    shape.rows_a_ticket = 1.0 / static_cast<double>(shape.tickets_a_row);
-    shape.x_end = problem.x + problem.geometry.last_x_offset() + problem.geometry.columns;
-    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(
-          exec, kernel, device.multiprocessors, GridPipelinedShape::threads(groups_of_publishers<Problem>),
-          static_cast<std::size_t>(shape.bytes_of_slots() + shape.slots * known_bytes), problem, shape,
-          CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
-    });
+    launch<false>(exec, device, problem, plan, shape);
   }
 
   template <class Exec, class Problem>
   static void reserve(const Exec& exec, const Problem& problem) {
-    CudaWorkspace::reserve<typename Problem::Acc>(
-        exec, words(problem, ReductionPlan::of<typename Problem::In>(problem.geometry.columns)));
+    CudaWorkspace::reserve<typename Problem::Acc>(exec, words(problem, plan_of(problem)));
   }
 
  private:
+  /// Where slices are parked, if all of a row's can be held so.
+  template <class Problem>
+  static bool run_parking(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan) {
+    constexpr int parked = GridPipelinedShape::parked,
+                  known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
+    const auto kernel = &grid_pipelined_rows_kernel<Problem, true>;
+    const CooperativeLimits& device = limits<Problem>(exec, kernel);
+    // (Of a kernel without a body.)
+    if (device.refusal || device.registers < GridPipelinedShape::publisher_registers) return false;
+    GridPipelinedShape shape = shape_of(problem, plan, begins_with_lines(problem));
+    if (shape.slice_columns * static_cast<int>(sizeof(typename Problem::In)) >
+        GridPipelinedShape::parked_vectors * GridPipelinedShape::finishing_threads *
+            GridPipelinedShape::copy_alignment)
+      return false;
+    shape.slots = std::min((device.shared_bytes - parked * known_bytes) / (shape.slot_bytes + known_bytes),
+                           GridPipelinedShape::most_slots);
+    const index_type capacity = static_cast<index_type>(device.multiprocessors) * (shape.slots + parked);
+    if (problem.operation == Operation::logsumexp ||
+        plan.slices > GridPipelinedShape::most_slices_parked(capacity))
+      return false;
+    shape.parties = groups_of_publishers<Problem>;
+    shape.rereads = true;  // (none of its slices, as it turns out)
+    shape.most_copies = GridPipelinedShape::most_copies_of_held_rows;
+    shape.tickets_a_row = plan.slices;
+    launch<true>(exec, device, problem, plan, shape);
+    return true;
+  }
+
+  /// What a row and its slices decide.
+  template <class Problem>
+  static GridPipelinedShape shape_of(const Problem& problem, const ReductionPlan& plan,
+                                     bool has_whole_lines) {
+    GridPipelinedShape shape{};
+    shape.slices = plan.slices;
+    shape.runs = plan.runs;
+    shape.slice_columns = plan.slice_columns;
+    // A slice that starts within a line ends within one more.
+    shape.slot_bytes = plan.slice_columns * static_cast<int>(sizeof(typename Problem::In)) +
+                       (has_whole_lines ? 0 : GridPipelinedShape::line);
+    shape.x_end = problem.x + problem.geometry.last_x_offset() + problem.geometry.columns;
+    return shape;
+  }
+
+  template <bool parks, class Problem>
+  static void launch(const Kokkos::Cuda& exec, const CooperativeLimits& device, const Problem& problem,
+                     const ReductionPlan& plan, GridPipelinedShape& shape) {
+    shape.rows_a_ticket = 1.0 / static_cast<double>(shape.tickets_a_row);
+    const int known_bytes = GridPipelinedBlock<Problem, parks>::turn_of(shape) *
+                            static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
+    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+      launch_cooperatively(exec, &grid_pipelined_rows_kernel<Problem, parks>, device.multiprocessors,
+                           GridPipelinedShape::threads(groups_of_publishers<Problem>),
+                           static_cast<std::size_t>(shape.bytes_of_slots() + known_bytes), problem, shape,
+                           CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
+    });
+  }
+
   /// Finds out whether the operands can be staged, and where: not where they leave so few slots that copies
   /// would wait for them.
   template <class Problem>
@@ -1341,6 +1554,21 @@ struct GridPipelinedRows {
     };
     return starts_there(problem.x, g.x_stride) &&
            (problem.operation == Operation::logsumexp || starts_there(problem.y, g.y_stride));
+  }
+
+  /// Whether each row of x and y begins at the same place between two boundaries of bulk copies.
+  template <class Problem>
+  static bool lie_alike(const Problem& problem) {
+    constexpr index_type alignment = GridPipelinedShape::copy_alignment;
+    const RowGeometry& g = problem.geometry;
+    const auto place = [&](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % alignment; };
+    bool all = place(problem.x) == place(problem.y);
+    for (int d = 0; d < g.rank; ++d) {
+      if (g.extent[d] > 1)
+        all = all &&
+              (g.x_stride[d] - g.y_stride[d]) * static_cast<index_type>(sizeof(*problem.x)) % alignment == 0;
+    }
+    return all;
   }
 
   template <class Problem>

@@ -265,11 +265,6 @@ struct SplitRows {
   }
 
   template <class Problem>
-  static ReductionPlan plan_of(const Problem& problem) {
-    return ReductionPlan::of<typename Problem::In>(problem.geometry.columns);
-  }
-
-  template <class Problem>
   static index_type words(const Problem& problem) {
     return problem.geometry.rows * words_of_split_row;
   }
