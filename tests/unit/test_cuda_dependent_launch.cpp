@@ -132,9 +132,13 @@ class CudaDependentLaunch : public testing::Test {
     check_operations<T>(shape, nullptr);
   }
   // Those that are compiled here. (Of float alone: those of 16 bits with a transform are the same.)
-  void check_with_bias(const Shape& shape, bool same_for_all_rows = false) {
-    Input bias(Scalar::float32, reference::right({same_for_all_rows ? 1 : shape.rows, shape.columns}), 11);
+  void check_with_bias(const Shape& shape) {
+    Input bias(Scalar::float32, reference::right({shape.rows, shape.columns}), 11);
     check_operations<float>(shape, &bias, ks::bias(bias.memory.view<const float, 2>()));
+  }
+  void check_with_bias_of_all_rows(const Shape& shape) {
+    Input bias(Scalar::float32, reference::right({shape.columns}), 11);
+    check_operations<float>(shape, &bias, ks::bias(bias.memory.view<const float, 1>()));
   }
 
   template <class T, class... Transform>
@@ -269,7 +273,7 @@ TEST_F(CudaDependentLaunch, BlockPerRow) {
 }
 
 TEST_F(CudaDependentLaunch, RowsInTurn) {
-  check_with_bias({"rows_in_turn_kernel", "block_per_row", 40, 2048}, true);
+  check_with_bias_of_all_rows({"rows_in_turn_kernel", "block_per_row", 40, 2048});
 }
 
 TEST_F(CudaDependentLaunch, StagedRows) {
@@ -302,6 +306,8 @@ TEST_F(CudaDependentLaunch, GridPipelinedRows) {
     check<float>(shape);
     check_with_bias(shape);
   }
+  // Slices of this one wait for their row in registers, too.
+  check<float>({"grid_pipelined_rows_kernel", "grid_pipelined_rows", 1, 2200000});
 }
 
 }  // namespace
