@@ -644,7 +644,7 @@ TEST_F(CudaSlicedRows, ManyLaunchesOnTwoStreamsBesideOtherWork) {
 
 // Calls that may begin before the one before them has ended read what that one wrote, and write what it read:
 // the same bits as with a fence after each, on a stream and in a graph. (Of these kernels none ends so late
-// behind its trigger that a missing grid_dependency_wait() would show.)
+// behind its trigger that a missing grid_dependency_wait() would show: see test_cuda_dependent_launch.cpp.)
 TEST_F(CudaSlicedRows, EachCallSeesTheOneBefore) {
   cudaStream_t stream{};
   EXPECT_CUDA(cudaStreamCreate(&stream));

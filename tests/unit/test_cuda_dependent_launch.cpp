@@ -1,0 +1,315 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The CUDA kernels whose blocks may begin before the kernel ahead of them in the stream has ended
+// (programmatic dependent launch): each waits for that one before it reads or writes anything, on a stream
+// and in a graph.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../support/cases.hpp"
+#include "../support/cuda_graph.hpp"
+
+#if defined(KOKKOS_ENABLE_CUDA)
+
+namespace {
+
+using namespace tests;
+using Exec = Kokkos::Cuda;
+
+using Bytes = std::vector<unsigned char>;
+std::int64_t count_bytes(const Buffer<Exec>& buffer) {
+  return buffer.layout().span() * static_cast<std::int64_t>(reference::size_of(buffer.scalar()));
+}
+Bytes bytes_of(const Buffer<Exec>& buffer) {
+  return {buffer.host(), buffer.host() + count_bytes(buffer)};
+}
+
+struct Copy {
+  const uint4* from = nullptr;
+  uint4* to = nullptr;
+  std::int64_t vectors = 0;
+
+  Copy() = default;
+  // (The last vector may take some of what guards a buffer along: the same bytes in all of them.)
+  Copy(const Buffer<Exec>& from_, const Buffer<Exec>& to_)
+      : from(static_cast<const uint4*>(from_.device())),
+        to(static_cast<uint4*>(to_.device())),
+        vectors((count_bytes(from_) + 15) / 16) {
+    EXPECT_EQ(count_bytes(from_), count_bytes(to_));
+  }
+  __device__ void by_warp() const {
+    for (std::int64_t i = threadIdx.x; i < vectors; i += 32) to[i] = from[i];
+  }
+};
+
+// One after the other.
+struct Copies {
+  Copy copy[3];
+};
+
+// Lets the kernel behind it begin at once, and copies half a millisecond later: by then that one has ended,
+// unless it waits. One warp of few registers and no shared memory: whatever begins has room beside it.
+__global__ void __launch_bounds__(32) copy_late(const __grid_constant__ Copies copies) {
+  ks::impl::grid_launch_dependents();
+  const long long begin = clock64();
+  while (clock64() - begin < 1000000) {
+  }
+  for (const Copy& copy : copies.copy) copy.by_warp();
+}
+
+// Does not wait.
+__global__ void __launch_bounds__(32) copy_at_once(const __grid_constant__ Copy copy) {
+  copy.by_warp();
+}
+
+// The name of the kernel that was captured last; of no kernel where CUDA does not tell.
+std::string last_captured_kernel([[maybe_unused]] cudaStream_t stream) {
+  std::string result;
+#if CUDART_VERSION >= 12030
+  cudaStreamCaptureStatus status{};
+  const cudaGraphNode_t* nodes = nullptr;
+  std::size_t count = 0;
+#if CUDART_VERSION >= 13000
+  const cudaGraphEdgeData* edges = nullptr;
+  EXPECT_CUDA(cudaStreamGetCaptureInfo(stream, &status, nullptr, nullptr, &nodes, &edges, &count));
+#else
+  EXPECT_CUDA(cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, nullptr, &nodes, &count));
+#endif
+  if (count != 1) return result;
+  cudaKernelNodeParams kernel{};
+  EXPECT_CUDA(cudaGraphKernelNodeGetParams(nodes[0], &kernel));
+  const char* name = nullptr;
+  EXPECT_CUDA(cudaFuncGetName(&name, kernel.func));
+  if (name) result = name;
+#endif
+  return result;
+}
+
+// What a call reads: values that it must not see, and those that are written over them late.
+struct Input {
+  std::vector<double> early_values, late_values;
+  Buffer<Exec> memory, late;
+
+  // The late ones are larger, so that sums of many show it.
+  Input(Scalar scalar, const Layout& layout, std::uint64_t seed)
+      : early_values(random_values(scalar, layout.size(), -5, 5, seed)),
+        late_values(random_values(scalar, layout.size(), -2, 8, seed + 1)),
+        memory(scalar, layout),
+        late(scalar, layout, &late_values) {}
+  void hold(const std::vector<double>& values) {
+    memory.fill(values);
+    memory.upload();
+  }
+};
+
+struct Shape {
+  const char* kernel;  // the function that this shape comes to, of the implementation
+  const char* implementation;
+  std::int64_t rows, columns, padding = 0;
+};
+
+class CudaDependentLaunch : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (exec.cuda_device_prop().major < 9 || !ks::impl::has_grid_dependency_wait(&copy_late))
+      GTEST_SKIP() << "needs a device of compute capability 9.0";
+    // A kernel whose blocks have all of a multiprocessor's shared memory begins beside a block of this one
+    // only where that had L1 divided like this.
+    EXPECT_CUDA(cudaFuncSetAttribute(&copy_late, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared));
+  }
+
+  void launch_copy_late(const Copies& copies) const {
+    copy_late<<<1, 32, 0, stream>>>(copies);
+    EXPECT_CUDA(cudaGetLastError());
+  }
+
+  // The kernels in the library.
+  template <class T>
+  void check(const Shape& shape) {
+    check_operations<T>(shape, nullptr);
+  }
+  // Those that are compiled here. (Of float alone: those of 16 bits with a transform are the same.)
+  void check_with_bias(const Shape& shape) {
+    Input bias(Scalar::float32, reference::right({shape.rows, shape.columns}), 11);
+    check_operations<float>(shape, &bias, ks::bias(bias.memory.view<const float, 2>()));
+  }
+  void check_with_bias_of_all_rows(const Shape& shape) {
+    Input bias(Scalar::float32, reference::right({shape.columns}), 11);
+    check_operations<float>(shape, &bias, ks::bias(bias.memory.view<const float, 1>()));
+  }
+
+  template <class T, class... Transform>
+  void check_operations(const Shape& shape, Input* bias, const Transform&... transform) {
+    SCOPED_TRACE(std::string(shape.kernel) + " of " + ks::scalar_name<T>() + ", " +
+                 std::to_string(shape.rows) + " x " + std::to_string(shape.columns) +
+                 (bias ? " with a bias" : ""));
+    check_call<T>(shape, Operation::softmax, false, bias, transform...);
+    check_call<T>(shape, Operation::softmax, true, bias, transform...);
+    check_call<T>(shape, Operation::logsumexp, false, bias, transform...);
+  }
+
+  template <class T, class... Transform>
+  void check_call(const Shape& shape, Operation operation, bool in_place, Input* bias,
+                  const Transform&... transform) {
+    SCOPED_TRACE(std::string(reference::name(operation)) + (in_place ? " in place" : ""));
+    const Layout rows = reference::right({shape.rows, shape.columns}, shape.padding);
+    const bool reduces = operation == Operation::logsumexp;
+    Input x(scalar_of<T>, rows, 1);
+    Buffer<Exec> separate(scalar_of<T>, reduces ? reference::right({shape.rows}) : rows);
+    Buffer<Exec>& y = in_place ? x.memory : separate;
+    const auto call_on_stream = [&] {
+      // Only one of the two outputs exists; the other view is never used.
+      StridedView<T, 2, Exec> y_view;
+      StridedView<T, 1, Exec> lse_view;
+      if (reduces) {
+        lse_view = y.template view<T, 1>();
+      } else {
+        y_view = y.template view<T, 2>();
+      }
+      const ks::ScopedImplementation forced(shape.implementation);
+      call(operation, exec, x.memory.template view<const T, 2>(), y_view, lse_view, -1, transform...);
+    };
+    const auto hold = [&](bool late) {
+      x.hold(late ? x.late_values : x.early_values);
+      if (bias) bias->hold(late ? bias->late_values : bias->early_values);
+    };
+    const auto result_of_fenced_call = [&](bool late) {
+      hold(late);
+      call_on_stream();
+      exec.fence();
+      y.download();
+      return bytes_of(y);
+    };
+    const Bytes expected = result_of_fenced_call(true);
+    ASSERT_NE(expected, result_of_fenced_call(false));
+
+    Buffer<Exec> seen(y.scalar(), y.layout());
+    Copies copies{{Copy(y, seen), Copy(x.late, x.memory)}};
+    if (bias) copies.copy[2] = Copy(bias->late, bias->memory);
+    const std::vector<double> no_results(static_cast<std::size_t>(y.layout().size()), -99);
+    for (const bool in_graph : {false, true}) {
+      SCOPED_TRACE(in_graph ? "in a graph" : "on a stream");
+      hold(false);
+      if (!in_place) {
+        separate.fill(no_results);
+        separate.upload();
+      }
+      const Bytes before = bytes_of(y);
+      if (in_graph) {
+        std::string kernel;
+        const Graph graph(stream, [&] {
+          launch_copy_late(copies);
+          call_on_stream();
+          kernel = last_captured_kernel(stream);
+        });
+        ASSERT_EQ(graph.failure(), "");
+        EXPECT_EQ(graph.nodes(), 2u);
+        if (!kernel.empty()) EXPECT_NE(kernel.find(shape.kernel), std::string::npos) << kernel;
+        graph.launch();
+        exec.fence();
+      } else {
+        launch_copy_late(copies);
+        call_on_stream();
+        exec.fence();
+      }
+      y.download();
+      EXPECT_TRUE(bytes_of(y) == expected) << "not the results of what the kernel ahead wrote";
+      seen.download();
+      EXPECT_TRUE(bytes_of(seen) == before) << "the kernel ahead did not see what was there before";
+    }
+  }
+
+  const Stream stream;
+  const Exec exec{stream};
+};
+
+// What the other tests lean on. (It fails where kernels run one after the other, as with CUDA_LAUNCH_BLOCKING
+// or under a tool that watches each: the others show nothing there.)
+TEST_F(CudaDependentLaunch, AKernelThatDoesNotWaitIsEarly) {
+  Input x(Scalar::float32, reference::right({1000}), 1);
+  Buffer<Exec> seen(Scalar::float32, reference::right({1000}));
+  bool early = false;
+  const auto launch_both = [&] {
+    launch_copy_late({{Copy(x.late, x.memory)}});
+    ks::impl::launch_kernel(exec, &copy_at_once, true, 1, 32, 0, Copy(x.memory, seen));
+  };
+  const auto is_early = [&](const auto& launch) {
+    x.hold(x.early_values);
+    launch();
+    exec.fence();
+    seen.download();
+    return bytes_of(seen) == bytes_of(x.memory);
+  };
+  // More than once: the host may be slow.
+  for (int i = 0; i < 20 && !early; ++i) early = is_early(launch_both);
+  EXPECT_TRUE(early) << "on a stream";
+  const Graph graph(stream, launch_both);
+  ASSERT_EQ(graph.failure(), "");
+  EXPECT_TRUE(is_early([&] { graph.launch(); })) << "in a graph";
+}
+
+TEST_F(CudaDependentLaunch, WarpPerRow) {
+  for (const std::int64_t columns : {64, 65}) {
+    const Shape shape{"warp_per_row_kernel", "warp_per_row", 200, columns};
+    check<float>(shape);
+    check<bhalf_t>(shape);
+    check_with_bias(shape);
+  }
+}
+
+TEST_F(CudaDependentLaunch, BlockPerRow) {
+  for (const Shape& shape : {Shape{"block_per_row_kernel", "warp_per_row", 20, 1000},
+                             Shape{"block_per_row_kernel", "block_per_row", 5, 4096}}) {
+    check<float>(shape);
+    check<bhalf_t>(shape);
+    check_with_bias(shape);
+  }
+  const Shape irregular{"block_per_row_kernel", "block_per_row", 5, 4097};
+  check<float>(irregular);
+  check<bhalf_t>(irregular);
+}
+
+TEST_F(CudaDependentLaunch, RowsInTurn) {
+  check_with_bias_of_all_rows({"rows_in_turn_kernel", "block_per_row", 40, 2048});
+}
+
+TEST_F(CudaDependentLaunch, StagedRows) {
+  check_with_bias({"staged_row_kernel", "warp_per_row", 520, 301});
+  check_with_bias({"staged_row_kernel", "block_per_row", 5, 4097});
+}
+
+TEST_F(CudaDependentLaunch, TiledRows) {
+  for (const std::int64_t columns : {33, 301}) {
+    for (const std::int64_t padding : {0, 2})
+      check<bhalf_t>({"tiled_rows_kernel", "tiled_rows", 300, columns, padding});
+  }
+}
+
+// Many threads for a slice, and few.
+TEST_F(CudaDependentLaunch, SplitRows) {
+  for (const Shape& shape : {Shape{"split_rows_kernel", "split_rows", 1, 50257},
+                             Shape{"split_rows_kernel", "split_rows", 100, 2048}}) {
+    check<float>(shape);
+    check<bhalf_t>(shape);
+    check_with_bias(shape);
+  }
+}
+
+// Rows that a block has for itself, and rows of several blocks. (Of float: it begins when all multiprocessors
+// have room, and of 16 bits it takes nearly all of their registers.)
+TEST_F(CudaDependentLaunch, GridPipelinedRows) {
+  for (const Shape& shape : {Shape{"grid_pipelined_rows_kernel", "grid_pipelined_rows", 40, 2100},
+                             Shape{"grid_pipelined_rows_kernel", "grid_pipelined_rows", 3, 46100}}) {
+    check<float>(shape);
+    check_with_bias(shape);
+  }
+  // Slices of this one wait for their row in registers, too.
+  check<float>({"grid_pipelined_rows_kernel", "grid_pipelined_rows", 1, 2200000});
+}
+
+}  // namespace
+
+#endif
