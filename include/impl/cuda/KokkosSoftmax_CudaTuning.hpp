@@ -44,17 +44,22 @@ struct ReductionPlan {
   /// columns of bfloat16: in 4 slices 0.91, in 5 0.73.)
   static constexpr int largest_slice_bytes = most_parts * part_bytes;
   static constexpr int usual_slice_bytes = 8 * part_bytes;
-  /// A row of more bytes may be read twice.
-  static constexpr index_type largest_row_bytes_held = 8 * 1024 * 1024;
+  /// A row of more bytes may be read twice. Where registers hold slices, too (`parks`, see parks_slices),
+  /// they do so of such a row. (One H200, fractions of a copy where they do not and do: 1.6 M columns of
+  /// float 0.95 and 0.93, 1.8 M 0.95 both, 2 M 0.94 and 0.95.)
+  static constexpr index_type largest_row_bytes_held(bool parks) {
+    return (parks ? 15 : 16) * index_type(512 * 1024);
+  }
   /// The slices of such a row: the less room it leaves in the rings, the more it pays to free that in small
   /// parts, though these cost more. (Fraction of a copy of 1 GiB of float on one H200, slices of 32, 24 and
   /// 20 KB, all held: 10 MB a row 0.93, 0.90, 0.87, 11 MB 0.85, 0.92, 0.80, 12 MB 0.84, 0.89, 0.86, 14 MB
-  /// 0.82, 0.88, 0.85, 16 MB 0.72, 0.72, 0.83; all read twice 0.75 to 0.80.) Where registers hold slices, too
-  /// (`parks`, see parks_slices), these are as long as leaves room for seven wherever they begin. (4194304
-  /// columns of float 0.90, with the usual ones 0.90, 4194305 0.875 and 0.83; 3 M 0.92, with 24 KB 0.88.)
+  /// 0.82, 0.88, 0.85, 16 MB 0.72, 0.72, 0.83; all read twice 0.75 to 0.80.) Where registers hold slices,
+  /// too, these are as long as leaves room for seven wherever they begin. (4194304 columns of float 0.90,
+  /// with the usual ones 0.90, 4194305 0.875 and 0.83; 3 M 0.92, with 24 KB 0.88; but 2097152, which are 256
+  /// of the usual ones, 0.93 and 0.955.)
   static constexpr index_type slice_bytes_of(index_type row_bytes, bool parks) {
     constexpr index_type mega = 1024 * 1024;
-    if (parks && row_bytes > largest_row_bytes_held) return usual_slice_bytes - 128;
+    if (parks && row_bytes > 8 * mega) return usual_slice_bytes - 128;
     if (row_bytes <= 10 * mega || row_bytes > 17 * mega) return usual_slice_bytes;
     return row_bytes <= 14 * mega ? 6 * part_bytes : 5 * part_bytes;
   }
@@ -78,11 +83,14 @@ struct ReductionPlan {
     // Larger ones where the usual ones would be far from full: a row a little longer than so many of these.
     const index_type usual = slice_bytes_of(columns * size, parks);
     const bool fills = columns * size * 16 >= slices_of(usual) * usual * 15;
-    const index_type wanted = slices_of(fills ? usual : largest_slice_bytes);
+    index_type wanted = slices_of(fills ? usual : largest_slice_bytes);
+    // As many results as a warp asks for at once. (One H200, 1.05 to 1.17 M columns of float 0.95 of a copy,
+    // in 129 to 143 slices 0.90 to 0.92. But 2.3 M of bfloat16 0.88 and 0.91.)
+    if (size == 4 && wanted > 128 && slices_of(largest_slice_bytes) <= 128) wanted = 128;
     // Slices of one length: a short last one would hold a slot that is mostly empty.
     const index_type length = ((columns + wanted - 1) / wanted + line - 1) / line * line;
     const index_type slices = (columns + length - 1) / length;
-    return {slices, static_cast<int>(length), columns * size > largest_row_bytes_held,
+    return {slices, static_cast<int>(length), columns * size > largest_row_bytes_held(parks),
             runs_of(slices, columns * size, parks)};
   }
 };
