@@ -23,9 +23,10 @@ foreach(i RANGE ${last})
   endif()
 endforeach()
 
-# text_of(<out_var> <file>): what stands in a file of either tree, if it is there, with one name for the trees and without
-# what makes no difference here: whether the code is optimized, and warnings errors; the macro that CMake defines where a
-# shared library is compiled, and nobody asks for.
+# text_of(<out_var> <file>): what stands in a file of either tree, with one name for the trees and without what makes no
+# difference here: whether the code is optimized, and warnings errors; the macro that CMake defines where a shared library
+# is compiled, and nobody asks for. Nothing if the file is not there, like flags.make with another generator: then all is
+# compiled.
 function(text_of out_var file)
   set(text "")
   if(EXISTS "${file}")
@@ -58,7 +59,7 @@ if(object MATCHES "^(CMakeFiles/[^/]+\\.dir)/" AND EXISTS "${FROM}/${folder}/${o
   foreach(file IN LISTS files)
     text_of(in_to "${TO}/${file}")
     text_of(in_from "${FROM}/${file}")
-    if(NOT in_to STREQUAL in_from)
+    if(in_to STREQUAL "" OR NOT in_to STREQUAL in_from)
       set(same FALSE)
     endif()
   endforeach()
