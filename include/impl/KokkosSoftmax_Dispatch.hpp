@@ -9,6 +9,7 @@
 #define KOKKOSSOFTMAX_DISPATCH_HPP
 
 #include <cstdlib>
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -89,6 +90,32 @@ inline const char*& last_implementation_slot() {
   return name;
 }
 
+/// What a call that none takes says of each.
+struct Candidate {
+  const char* name;
+  std::string_view reason;  ///< why not; empty: it can
+};
+
+/// Apart from the lists, so that it is compiled once and not for each transform.
+[[noreturn]] inline void throw_no_candidate(std::string_view operation, const char* backend,
+                                            const std::string* forced,
+                                            std::initializer_list<Candidate> candidates) {
+  std::string text = "KokkosSoftmax::" + std::string(operation) + " on " + backend + ": ";
+  if (forced) {
+    bool known = false;
+    for (const Candidate& candidate : candidates) known = known || *forced == candidate.name;
+    text += "the forced implementation '" + *forced + "' " + (known ? "refuses" : "does not exist");
+  } else {
+    text += "no implementation can run";
+  }
+  text += "; candidates:";
+  for (const Candidate& candidate : candidates) {
+    text += std::string("\n  ") + candidate.name + ": " +
+            std::string(candidate.reason.empty() ? "can run" : candidate.reason);
+  }
+  throw std::invalid_argument(text);
+}
+
 /// An ordered list of implementations. Each has
 ///   static constexpr const char* name;
 ///   template <class Exec, class Problem> static constexpr bool supports;     what the types decide
@@ -160,29 +187,22 @@ struct CandidateList {
     }
   }
 
+  /// Empty: it can run.
   template <class Implementation, class Exec, class Problem>
-  static std::string reason(const Exec& exec, const Problem& problem) {
-    std::string_view why = unsupported_types;
+  static std::string_view reason(const Exec& exec, const Problem& problem) {
     if constexpr (Implementation::template supports<Exec, Problem>) {
-      why = Implementation::refuse(exec, problem);
-      if (why.empty()) why = advice<Implementation>(exec, problem);
+      const std::string_view why = Implementation::refuse(exec, problem);
+      return why.empty() ? advice<Implementation>(exec, problem) : why;
+    } else {
+      return unsupported_types;
     }
-    return std::string("\n  ") + Implementation::name + ": " + std::string(why.empty() ? "can run" : why);
   }
 
   template <class Exec, class Problem>
   [[noreturn]] static void explain(std::string_view operation, const std::string* forced, const Exec& exec,
                                    const Problem& problem) {
-    std::string text = "KokkosSoftmax::" + std::string(operation) + " on " + Exec::name() + ": ";
-    if (forced) {
-      const bool known = ((*forced == Implementations::name) || ...);
-      text += "the forced implementation '" + *forced + "' " + (known ? "refuses" : "does not exist");
-    } else {
-      text += "no implementation can run";
-    }
-    text += "; candidates:";
-    ((text += reason<Implementations>(exec, problem)), ...);
-    throw std::invalid_argument(text);
+    throw_no_candidate(operation, Exec::name(), forced,
+                       {Candidate{Implementations::name, reason<Implementations>(exec, problem)}...});
   }
 };
 

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// The ordered list of softmax implementations, and what each backend adds. The only place in the library
-/// that asks which backends are enabled.
+/// The ordered list of softmax implementations, and what each backend adds. Beside the list of the heads, and
+/// KokkosSoftmax_Launch.hpp for HPX, the only place that asks which backends are enabled.
 
 #ifndef KOKKOSSOFTMAX_SOFTMAXCANDIDATES_HPP
 #define KOKKOSSOFTMAX_SOFTMAXCANDIDATES_HPP

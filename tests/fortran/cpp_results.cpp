@@ -5,6 +5,8 @@
 // initialised.
 #include <KokkosSoftmax.hpp>
 
+#include "../support/shared_kernels.hpp"
+
 namespace {
 
 namespace ks = KokkosSoftmax;

@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "../support/shared_kernels.hpp"
+
 namespace {
 
 namespace ks = KokkosSoftmax;

@@ -222,23 +222,11 @@ struct AsTheyAre {
 };
 
 // Rows of heads that several programs have, see shared_kernels.hpp.
-template <class Out, class Transform>
-using HeadRows = RowsOfFloat<Out, ks::impl::BoundRowShift<Transform>>;
-template <class Before, class After>
-using NormalizedHeadRows =
-    HeadRows<float,
-             ks::impl::BoundChain<ks::impl::BoundChain<Before, ks::impl::BoundNormalizer<float>>, After>>;
-
 using PlainHeadRows = HeadRows<float, ks::impl::BoundFunctor<AsTheyAre>>;
 using PlainHeadRowsToHalf = HeadRows<half_t, ks::impl::BoundFunctor<AsTheyAre>>;
-using BiasGeluHeadRows =
-    HeadRows<float, ks::impl::BoundChain<ks::impl::BoundBias<float>,
-                                         ks::impl::BoundFunctor<ks::impl::GeluErfFunction>>>;
 using BatchNormHeadRows = NormalizedHeadRows<ks::impl::BoundIdentity, ks::impl::BoundIdentity>;
 using BiasBatchNormHeadRows =
     NormalizedHeadRows<ks::impl::BoundBiasBeforeNormalizer<float>, ks::impl::BoundIdentity>;
-using BiasBatchNormScaleHeadRows = NormalizedHeadRows<ks::impl::BoundBiasBeforeNormalizer<float>,
-                                                      ks::impl::BoundFunctor<ks::impl::ScaleFunction>>;
 
 }  // namespace tests
 

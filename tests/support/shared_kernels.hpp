@@ -32,6 +32,22 @@ using RowsWithMaskAndBias =
 using RowsWithTemperature = RowsOfFloat<float, KokkosSoftmax::impl::BoundTemperature<float>>;
 using CausalRows = RowsOfFloat<float, KokkosSoftmax::impl::BoundCausal>;
 
+#if defined(KOKKOSSOFTMAX_ENABLE_LINEAR)
+template <class Out, class Transform>
+using HeadRows = RowsOfFloat<Out, KokkosSoftmax::impl::BoundRowShift<Transform>>;
+template <class Before, class After>
+using NormalizedHeadRows = HeadRows<
+    float, KokkosSoftmax::impl::BoundChain<
+               KokkosSoftmax::impl::BoundChain<Before, KokkosSoftmax::impl::BoundNormalizer<float>>, After>>;
+using BiasGeluHeadRows = HeadRows<
+    float,
+    KokkosSoftmax::impl::BoundChain<KokkosSoftmax::impl::BoundBias<float>,
+                                    KokkosSoftmax::impl::BoundFunctor<KokkosSoftmax::impl::GeluErfFunction>>>;
+using BiasBatchNormScaleHeadRows =
+    NormalizedHeadRows<KokkosSoftmax::impl::BoundBiasBeforeNormalizer<float>,
+                       KokkosSoftmax::impl::BoundFunctor<KokkosSoftmax::impl::ScaleFunction>>;
+#endif
+
 }  // namespace tests
 
 #define KOKKOSSOFTMAX_TESTS_FOR_EACH_SHARED_KERNEL(M, KEYWORD) \
@@ -44,10 +60,22 @@ using CausalRows = RowsOfFloat<float, KokkosSoftmax::impl::BoundCausal>;
   M(KEYWORD, RowsWithTemperature)                              \
   M(KEYWORD, CausalRows)
 
-#if defined(KOKKOSSOFTMAX_TESTS_SHARE_KERNELS)
-namespace KokkosSoftmax::impl {
-KOKKOSSOFTMAX_TESTS_FOR_EACH_SHARED_KERNEL(KOKKOSSOFTMAX_TESTS_KERNELS, extern)
-}
+// Of programs that compare with the C library bit for bit, compiled like the library, in library_kernels.cpp.
+#if defined(KOKKOSSOFTMAX_ENABLE_LINEAR)
+#define KOKKOSSOFTMAX_TESTS_FOR_EACH_LIBRARY_KERNEL(M, KEYWORD) \
+  M(KEYWORD, RowsWithScale)                                     \
+  M(KEYWORD, BiasGeluHeadRows)                                  \
+  M(KEYWORD, BiasBatchNormScaleHeadRows)
+#else
+#define KOKKOSSOFTMAX_TESTS_FOR_EACH_LIBRARY_KERNEL(M, KEYWORD) M(KEYWORD, RowsWithScale)
 #endif
+
+namespace KokkosSoftmax::impl {
+#if defined(KOKKOSSOFTMAX_TESTS_SHARE_KERNELS)
+KOKKOSSOFTMAX_TESTS_FOR_EACH_SHARED_KERNEL(KOKKOSSOFTMAX_TESTS_KERNELS, extern)
+#elif defined(KOKKOSSOFTMAX_TESTS_SHARE_LIBRARY_KERNELS)
+KOKKOSSOFTMAX_TESTS_FOR_EACH_LIBRARY_KERNEL(KOKKOSSOFTMAX_TESTS_KERNELS, extern)
+#endif
+}  // namespace KokkosSoftmax::impl
 
 #endif

@@ -115,10 +115,24 @@ void launch_any_tasks(const Exec& exec, const std::string& label, int tasks, con
   functor(0);
   if (watched) Kokkos::Profiling::endParallelFor(id);
 }
+template <class Exec>
+void launch_any_tasks(const Exec& exec, const std::string& kernel, const char* step, int tasks,
+                      const AnyTasks& functor) {
+  launch_any_tasks(exec, kernel + step, tasks, functor);
+}
+template <class Functor>
+AnyTasks any_tasks(const Functor& functor) {
+  return {&functor, [](const void* of, int task) { (*static_cast<const Functor*>(of))(task); }};
+}
 template <class Exec, class Functor>
 void launch_tasks(const Exec& exec, const std::string& label, int tasks, const Functor& functor) {
-  const auto call = [](const void* of, int task) { (*static_cast<const Functor*>(of))(task); };
-  launch_any_tasks(exec, label, tasks, AnyTasks{&functor, call});
+  launch_any_tasks(exec, label, tasks, any_tasks(functor));
+}
+/// One of several launches of a kernel.
+template <class Exec, class Functor>
+void launch_tasks(const Exec& exec, const std::string& kernel, const char* step, int tasks,
+                  const Functor& functor) {
+  launch_any_tasks(exec, kernel, step, tasks, any_tasks(functor));
 }
 
 struct SimdRows {
@@ -400,12 +414,12 @@ struct SimdRows {
       const index_type rows = std::min(group, g.rows - first);
       const int tasks = call.tasks(rows * chunks);
       SharedRows<operation, direct, Problem> functor{call, tasks, first, rows, false, keep_in_y};
-      launch_tasks(exec, call.label + "::reduce", tasks, functor);
+      launch_tasks(exec, call.label, "::reduce", tasks, functor);
       functor.write = true;
       if constexpr (operation == Operation::logsumexp) {
-        launch_tasks(exec, call.label + "::write", 1, WriteLogsumexp<Problem>{call, first, rows});
+        launch_tasks(exec, call.label, "::write", 1, WriteLogsumexp<Problem>{call, first, rows});
       } else {
-        launch_tasks(exec, call.label + "::write", tasks, functor);
+        launch_tasks(exec, call.label, "::write", tasks, functor);
       }
     }
   }
@@ -547,9 +561,9 @@ struct SimdRows {
       const index_type of_tiles = last.first + last.rows - begin.first;
       const int tasks = call.tasks(of_tiles * chunks);
       launch_tasks(
-          exec, call.label + "::reduce", tasks,
+          exec, call.label, "::reduce", tasks,
           SharedRows<operation, direct, Problem>{call, tasks, begin.first, of_tiles, false, false, false});
-      launch_tasks(exec, call.label + "::write", tasks,
+      launch_tasks(exec, call.label, "::write", tasks,
                    WriteTransposedRows<operation, direct, Problem>{call, rows, tasks, first, tiles});
     }
   }
@@ -780,9 +794,9 @@ struct SimdRows {
                         ceil_div(tiles.count * blocks, index_type(tasks)) * Plan::block * tiles.inner +
                         Plan::width))) {
       SharedPanels<operation, Problem> functor{call, tiles, tasks, false};
-      launch_tasks(exec, call.label + "::reduce", tasks, functor);
+      launch_tasks(exec, call.label, "::reduce", tasks, functor);
       functor.write = true;
-      launch_tasks(exec, call.label + "::write", tasks, functor);
+      launch_tasks(exec, call.label, "::write", tasks, functor);
       return true;
     }
     return false;
@@ -857,9 +871,9 @@ struct SimdRows {
       return;
     }
     const int tasks = call.tasks(tiles.count * chunks);
-    launch_tasks(exec, call.label + "::reduce", tasks,
+    launch_tasks(exec, call.label, "::reduce", tasks,
                  SharedTiles<operation, Tile, Problem>{call, tiles, tasks, true, false});
-    launch_tasks(exec, call.label + "::write", tasks,
+    launch_tasks(exec, call.label, "::write", tasks,
                  SharedTiles<operation, Tile, Problem>{call, tiles, tasks, false, true});
   }
 };

@@ -17,6 +17,18 @@
 
 namespace KokkosSoftmax::impl {
 
+/// Whether the kernels of an execution space run on the host's cores.
+template <class Exec>
+inline constexpr bool runs_on_host_v = Kokkos::SpaceAccessibility<Exec, Kokkos::HostSpace>::accessible;
+
+/// Whether a launch has ended when it returns, and its functor may stay where it is.
+template <class Exec>
+inline constexpr bool ends_before_launch_returns_v = runs_on_host_v<Exec>;
+#if defined(KOKKOS_ENABLE_HPX)
+template <>
+inline constexpr bool ends_before_launch_returns_v<Kokkos::Experimental::HPX> = false;
+#endif
+
 /// Whether the arguments of a kernel have room for it.
 template <class Functor>
 inline constexpr bool fits_kernel_arguments_v = sizeof(Functor) < 3800;
@@ -25,15 +37,57 @@ inline constexpr bool fits_kernel_arguments_v = sizeof(Functor) < 3800;
 /// memory; the bound keeps the compiler to the registers that allow them.
 using TeamBounds = Kokkos::LaunchBounds<1024, 1>;
 
+/// A functor of teams whose type Kokkos need not know: what it makes of a launch is compiled once, not for
+/// each kernel.
+template <class Member>
+struct AnyTeams {
+  const void* functor;
+  void (*call)(const void* functor, const Member& member);
+  void operator()(const Member& member) const { call(functor, member); }
+};
+
+template <class Policy, class Functor>
+void launch_team_policy(const typename Policy::execution_space& exec, const std::string& label,
+                        index_type league, int threads, int lanes, std::size_t team_scratch,
+                        const Functor& functor) {
+  // At least one team, so that a call over no rows loads the kernel: that is how reserve() warms it.
+  Policy policy(exec, static_cast<int>(std::max<index_type>(league, 1)), threads, lanes);
+  if (team_scratch) policy.set_scratch_size(0, Kokkos::PerTeam(static_cast<int>(team_scratch)));
+  Kokkos::parallel_for(
+      label, Kokkos::Experimental::require(policy, Kokkos::Experimental::WorkItemProperty::HintLightWeight),
+      functor);
+}
+
 template <class Bounds = TeamBounds, class Functor, class Exec>
 void launch_teams(const Exec& exec, const std::string& label, index_type league, int threads, int lanes,
                   std::size_t team_scratch, const Functor& functor) {
   static_assert(fits_kernel_arguments_v<Functor>,
                 "KokkosSoftmax: the transform is too large for the arguments of a kernel");
   using Policy = Kokkos::TeamPolicy<Exec, Bounds>;
-  // At least one team, so that a call over no rows loads the kernel: that is how reserve() warms it.
-  Policy policy(exec, static_cast<int>(std::max<index_type>(league, 1)), threads, lanes);
-  if (team_scratch) policy.set_scratch_size(0, Kokkos::PerTeam(static_cast<int>(team_scratch)));
+  using Member = typename Policy::member_type;
+  if constexpr (ends_before_launch_returns_v<Exec>) {
+    const auto call = [](const void* of, const Member& member) {
+      (*static_cast<const Functor*>(of))(member);
+    };
+    launch_team_policy<Policy>(exec, label, league, threads, lanes, team_scratch,
+                               AnyTeams<Member>{&functor, call});
+  } else {
+    launch_team_policy<Policy>(exec, label, league, threads, lanes, team_scratch, functor);
+  }
+}
+
+/// A functor of indices, likewise. A call for each index: only a head without columns of X has one for each
+/// logit.
+struct AnyIndices {
+  const void* functor;
+  void (*call)(const void* functor, index_type i);
+  void operator()(index_type i) const { call(functor, i); }
+};
+
+template <class Exec, class Functor>
+void launch_range_policy(const Exec& exec, const std::string& label, index_type count,
+                         const Functor& functor) {
+  const Kokkos::RangePolicy<Exec, Kokkos::IndexType<index_type>> policy(exec, 0, count);
   Kokkos::parallel_for(
       label, Kokkos::Experimental::require(policy, Kokkos::Experimental::WorkItemProperty::HintLightWeight),
       functor);
@@ -43,10 +97,12 @@ template <class Exec, class Functor>
 void launch_range(const Exec& exec, const std::string& label, index_type count, const Functor& functor) {
   static_assert(fits_kernel_arguments_v<Functor>,
                 "KokkosSoftmax: the transform is too large for the arguments of a kernel");
-  const Kokkos::RangePolicy<Exec, Kokkos::IndexType<index_type>> policy(exec, 0, count);
-  Kokkos::parallel_for(
-      label, Kokkos::Experimental::require(policy, Kokkos::Experimental::WorkItemProperty::HintLightWeight),
-      functor);
+  if constexpr (ends_before_launch_returns_v<Exec>) {
+    const auto call = [](const void* of, index_type i) { (*static_cast<const Functor*>(of))(i); };
+    launch_range_policy(exec, label, count, AnyIndices{&functor, call});
+  } else {
+    launch_range_policy(exec, label, count, functor);
+  }
 }
 
 }  // namespace KokkosSoftmax::impl

@@ -10,12 +10,9 @@
 
 #include <KokkosSoftmax_Transforms.hpp>
 #include <impl/KokkosSoftmax_Scratch.hpp>
+#include <impl/portable/KokkosSoftmax_Launch.hpp>
 
 namespace KokkosSoftmax::impl {
-
-/// Whether the kernels of an execution space run on the host's cores.
-template <class Exec>
-inline constexpr bool runs_on_host_v = Kokkos::SpaceAccessibility<Exec, Kokkos::HostSpace>::accessible;
 
 KOKKOS_FORCEINLINE_FUNCTION constexpr index_type ceil_div(index_type a, index_type b) {
   return (a + b - 1) / b;
