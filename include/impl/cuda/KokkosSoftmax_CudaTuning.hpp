@@ -44,6 +44,9 @@ struct ReductionPlan {
   /// columns of bfloat16: in 4 slices 0.91, in 5 0.73.)
   static constexpr int largest_slice_bytes = most_parts * part_bytes;
   static constexpr int usual_slice_bytes = 8 * part_bytes;
+  /// Slices whose results a warp asks for at once: of more it would ask too early.
+  static constexpr int slices_at_once = 4 * 32;
+
   /// A row of more bytes may be read twice. Where registers hold slices, too (`parks`, see parks_slices),
   /// they do so of such a row. (One H200, fractions of a copy where they do not and do: 1.6 M columns of
   /// float 0.95 and 0.93, 1.8 M 0.95 both, 2 M 0.94 and 0.95.)
@@ -54,22 +57,26 @@ struct ReductionPlan {
   /// parts, though these cost more. (Fraction of a copy of 1 GiB of float on one H200, slices of 32, 24 and
   /// 20 KB, all held: 10 MB a row 0.93, 0.90, 0.87, 11 MB 0.85, 0.92, 0.80, 12 MB 0.84, 0.89, 0.86, 14 MB
   /// 0.82, 0.88, 0.85, 16 MB 0.72, 0.72, 0.83; all read twice 0.75 to 0.80.) Where registers hold slices,
-  /// too, these are as long as leaves room for seven wherever they begin. (4194304 columns of float 0.90,
-  /// with the usual ones 0.90, 4194305 0.875 and 0.83; 3 M 0.92, with 24 KB 0.88; but 2097152, which are 256
-  /// of the usual ones, 0.93 and 0.955.)
+  /// too, these are as long as leaves room for seven wherever they begin, unless a warp would then have to
+  /// ask once more for their results. (With these and the usual ones: 4194305 columns of float 0.875 and
+  /// 0.83, 5 M 0.89 both, but 2097152 0.93 and 0.955, 4194304 0.89 and 0.905; with 24 KB 3 M 0.88 for 0.92.)
   static constexpr index_type slice_bytes_of(index_type row_bytes, bool parks) {
     constexpr index_type mega = 1024 * 1024;
-    if (parks && row_bytes > 8 * mega) return usual_slice_bytes - 128;
+    if (parks && row_bytes > largest_row_bytes_held(parks)) {
+      constexpr index_type shorter = usual_slice_bytes - 128;
+      const auto turns = [&](index_type bytes) { return (row_bytes - 1) / (bytes * slices_at_once) + 1; };
+      return turns(shorter) == turns(usual_slice_bytes) ? shorter : usual_slice_bytes;
+    }
     if (row_bytes <= 10 * mega || row_bytes > 17 * mega) return usual_slice_bytes;
     return row_bytes <= 14 * mega ? 6 * part_bytes : 5 * part_bytes;
   }
 
   /// Where a warp would have to ask for the results of a row's slices twice for each one that it finishes (of
-  /// up to 128 it asks at once, and rows of more than 160 it finishes several slices of), and where it would
-  /// have to ask many times. (One H200, fractions of a copy without runs and with them: float 1.06 M columns
-  /// 0.84 and 0.91, 1.3 M 0.90 and 0.93, 6 M 0.72 and 0.75, 20 M 0.59 and 0.68, with a bias as large as x
-  /// 0.58 and 0.65; bfloat16 2.2 M 0.80 and 0.91. But float 1.35 M 0.95 and 0.94, 3 M 0.86 and 0.82, 4.2 M
-  /// 0.81 and 0.77, and without slices_ahead, so that blocks wait for each other, 1 M 0.96 and 0.87. Where
+  /// slices_at_once it asks at once, and rows of more than 160 it finishes several slices of), and where it
+  /// would have to ask many times. (One H200, fractions of a copy without runs and with them: float 1.06 M
+  /// columns 0.84 and 0.91, 1.3 M 0.90 and 0.93, 6 M 0.72 and 0.75, 20 M 0.59 and 0.68, with a bias as large
+  /// as x 0.58 and 0.65; bfloat16 2.2 M 0.80 and 0.91. But float 1.35 M 0.95 and 0.94, 3 M 0.86 and 0.82, 4.2
+  /// M 0.81 and 0.77, and without slices_ahead, so that blocks wait for each other, 1 M 0.96 and 0.87. Where
   /// registers hold slices, too, 4.2 M 0.92 and 0.88, 5 M 0.89 and 0.86, but 6 M 0.76 and 0.84.)
   static constexpr index_type runs_of(index_type slices, index_type row_bytes, bool parks) {
     const bool pays = (slices > 128 && slices <= 160) || row_bytes > (parks ? 22 : 16) * 1024 * 1024;
@@ -84,9 +91,10 @@ struct ReductionPlan {
     const index_type usual = slice_bytes_of(columns * size, parks);
     const bool fills = columns * size * 16 >= slices_of(usual) * usual * 15;
     index_type wanted = slices_of(fills ? usual : largest_slice_bytes);
-    // As many results as a warp asks for at once. (One H200, 1.05 to 1.17 M columns of float 0.95 of a copy,
-    // in 129 to 143 slices 0.90 to 0.92. But 2.3 M of bfloat16 0.88 and 0.91.)
-    if (size == 4 && wanted > 128 && slices_of(largest_slice_bytes) <= 128) wanted = 128;
+    // No more results than a warp asks for at once. (One H200, 1.05 to 1.17 M columns of float 0.95 of a
+    // copy, in 129 to 143 slices 0.90 to 0.92. But 2.3 M of bfloat16 0.88 and 0.91.)
+    if (size == 4 && wanted > slices_at_once && slices_of(largest_slice_bytes) <= slices_at_once)
+      wanted = slices_at_once;
     // Slices of one length: a short last one would hold a slot that is mostly empty.
     const index_type length = ((columns + wanted - 1) / wanted + line - 1) / line * line;
     const index_type slices = (columns + length - 1) / length;
