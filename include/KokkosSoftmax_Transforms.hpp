@@ -130,6 +130,8 @@ struct RowOffset {
     }
     return rank > 0 ? offset + row * stride[0] : 0;
   }
+  /// Whether it is 0 for all rows.
+  KOKKOS_FORCEINLINE_FUNCTION bool is_none() const { return rank == 0 || (rank == 1 && stride[0] == 0); }
 
   void append(index_type e, index_type s) {
     if (e == 1) return;
@@ -482,7 +484,7 @@ template <class T, class Combine>
 struct BoundWithOperand {
   static constexpr int operands = 1;
   LogitOperand<T> operand;
-  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return operand.row_offset.rank == 0; }
+  KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return operand.row_offset.is_none(); }
   template <class Operand>
   struct RowWith {
     Operand operand;

@@ -137,8 +137,8 @@ class CudaDependentLaunch : public testing::Test {
     check_operations<float>(shape, &bias, ks::bias(bias.memory.view<const float, 2>()));
   }
   void check_with_bias_of_all_rows(const Shape& shape) {
-    Input bias(Scalar::float32, reference::right({shape.columns}), 11);
-    check_operations<float>(shape, &bias, ks::bias(bias.memory.view<const float, 1>()));
+    Input bias(Scalar::float32, reference::right({1, shape.columns}), 11);
+    check_operations<float>(shape, &bias, ks::bias(bias.memory.view<const float, 2>()));
   }
 
   template <class T, class... Transform>
