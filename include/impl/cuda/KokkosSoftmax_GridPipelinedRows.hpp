@@ -1377,6 +1377,9 @@ struct GridPipelinedRows {
   static std::string_view refuse(const Exec& exec, const Problem& problem) {
     const std::string_view layout = refuse_sliced_rows(problem);
     if (!layout.empty()) return layout;
+    // Of both kernels at once: that loads them, which a capture could not do.
+    if constexpr (parks_slices<Problem>)
+      (void)limits<Problem>(exec, &grid_pipelined_rows_kernel<Problem, true>);
     const char* refusal = limits<Problem>(exec, &grid_pipelined_rows_kernel<Problem>).refusal;
     return refusal ? std::string_view(refusal) : std::string_view();
   }
