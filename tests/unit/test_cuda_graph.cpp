@@ -178,19 +178,20 @@ TEST(CudaGraph, WarmByACall) {
 
 // What was reserved for many long rows serves fewer and shorter ones, which other kernels take.
 template <class T>
-void check_reserved_for_more() {
+void check_reserved_for_more(const std::vector<std::int64_t>& rows,
+                             const std::vector<std::int64_t>& columns) {
   const Stream stream;
   const Exec exec(stream);
-  const Buffer<Exec> x(scalar_of<T>, reference::right({1000, 20000})), y(scalar_of<T>, x.layout());
-  const auto call_on = [&](std::int64_t rows, std::int64_t columns) {
-    const std::pair<std::int64_t, std::int64_t> some_rows(0, rows), some_columns(0, columns);
-    ks::softmax(exec, Kokkos::subview(x.template view<const T, 2>(), some_rows, some_columns),
-                Kokkos::subview(y.template view<T, 2>(), some_rows, some_columns));
-  };
+  const Buffer<Exec> x(scalar_of<T>, reference::right({rows[0] + 1, columns[0]})),
+      y(scalar_of<T>, x.layout());
   ks::reserve(exec, x.template view<const T, 2>(), y.template view<T, 2>());
   const Graph graph(stream, [&] {
-    for (const std::int64_t rows : {999, 300, 128, 60, 8, 1}) {
-      for (const std::int64_t columns : {20000, 17000, 9000, 4001, 1000, 65, 9}) call_on(rows, columns);
+    for (const std::int64_t r : rows) {
+      for (const std::int64_t c : columns) {
+        const std::pair<std::int64_t, std::int64_t> some_rows(0, r), some_columns(0, c);
+        ks::softmax(exec, Kokkos::subview(x.template view<const T, 2>(), some_rows, some_columns),
+                    Kokkos::subview(y.template view<T, 2>(), some_rows, some_columns));
+      }
     }
   });
   EXPECT_EQ(graph.failure(), "") << ks::scalar_name<T>();
@@ -199,9 +200,12 @@ void check_reserved_for_more() {
   exec.fence();
 }
 TEST(CudaGraph, ReservedForMore) {
-  check_reserved_for_more<float>();
-  check_reserved_for_more<bhalf_t>();
-  check_reserved_for_more<double>();
+  const std::vector<std::int64_t> rows{999, 300, 128, 60, 8, 1},
+      columns{20000, 17000, 9000, 4001, 1000, 65, 9};
+  check_reserved_for_more<float>(rows, columns);
+  check_reserved_for_more<float>({2, 1}, {9000000, 8000000, 4194305, 2000000, 1100000, 128256});
+  check_reserved_for_more<bhalf_t>(rows, columns);
+  check_reserved_for_more<double>(rows, columns);
 }
 
 // The scratch that a graph took stays its own: neither larger calls on the instance nor a second graph
