@@ -546,7 +546,8 @@ void check_parts_held(std::int64_t columns, const Make& make) {
 TEST_F(CudaSlicedRows, RowsGiveTheSameBitsHoweverMuchIsHeld) {
   using ks::impl::BoundIdentity;
   const auto identity = [](std::int64_t) { return BoundIdentity{}; };
-  for (const std::int64_t columns : {1966081, 2097153, 2200003, 4194304, 8388608, 9000000}) {
+  for (const std::int64_t columns : {1966081, 2097152}) check_parts_held<float>(columns, identity);
+  for (const std::int64_t columns : {2097153, 2200003, 4194304, 8388608, 9000000}) {
     check_parts_held<float>(columns, identity);
     const Operands<float> operands(columns);
     check_parts_held<float>(columns, [&](std::int64_t rows) { return operands.bound_bias(0, rows); });
