@@ -91,9 +91,9 @@ struct ReductionPlan {
     const index_type usual = slice_bytes_of(columns * size, parks);
     const bool fills = columns * size * 16 >= slices_of(usual) * usual * 15;
     index_type wanted = slices_of(fills ? usual : largest_slice_bytes);
-    // No more results than a warp asks for at once. (One H200, 1.05 to 1.17 M columns of float 0.945 of a copy,
-    // in 129 to 143 slices 0.915; but with a bias as large as x 0.88 and 1.00, with one for all rows 0.71 and
-    // 0.82, 2.3 M of bfloat16 0.88 and 0.91.)
+    // No more results than a warp asks for at once. (One H200, 1.05 to 1.17 M columns of float 0.945 of a
+    // copy, in 129 to 143 slices 0.915; but with a bias as large as x 0.88 and 1.00, with one for all rows
+    // 0.71 and 0.82, 2.3 M of bfloat16 0.88 and 0.91.)
     if (parks && wanted > slices_at_once && slices_of(largest_slice_bytes) <= slices_at_once)
       wanted = slices_at_once;
     // Slices of one length: a short last one would hold a slot that is mostly empty.
