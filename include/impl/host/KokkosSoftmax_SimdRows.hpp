@@ -25,6 +25,7 @@
 #include <impl/host/KokkosSoftmax_SimdRuns.hpp>
 #include <impl/host/KokkosSoftmax_SimdShort.hpp>
 #include <impl/host/KokkosSoftmax_SimdTranspose.hpp>
+#include <impl/KokkosSoftmax_AnyFunctor.hpp>
 #include <impl/KokkosSoftmax_Scratch.hpp>
 
 #include <impl/Kokkos_Profiling.hpp>
@@ -91,13 +92,7 @@ KOKKOSSOFTMAX_HOST_FUNCTION void finish_streaming(bool stream) {
 #endif
 }
 
-/// A functor of tasks whose type Kokkos need not know: what it makes of a launch is compiled once, not for
-/// each kernel.
-struct AnyTasks {
-  const void* functor;
-  void (*call)(const void* functor, int task);
-  void operator()(int task) const { call(functor, task); }
-};
+using AnyTasks = AnyFunctor<int>;
 
 /// Runs functor(task) for each task, a thread a task; a single one on the calling thread, which wakes no
 /// other (launches on a host's instance have ended when they return, so the order on it is kept).
@@ -120,19 +115,15 @@ void launch_any_tasks(const Exec& exec, const std::string& kernel, const char* s
                       const AnyTasks& functor) {
   launch_any_tasks(exec, kernel + step, tasks, functor);
 }
-template <class Functor>
-AnyTasks any_tasks(const Functor& functor) {
-  return {&functor, [](const void* of, int task) { (*static_cast<const Functor*>(of))(task); }};
-}
 template <class Exec, class Functor>
 void launch_tasks(const Exec& exec, const std::string& label, int tasks, const Functor& functor) {
-  launch_any_tasks(exec, label, tasks, any_tasks(functor));
+  launch_any_tasks(exec, label, tasks, AnyTasks::of(functor));
 }
 /// One of several launches of a kernel.
 template <class Exec, class Functor>
 void launch_tasks(const Exec& exec, const std::string& kernel, const char* step, int tasks,
                   const Functor& functor) {
-  launch_any_tasks(exec, kernel, step, tasks, any_tasks(functor));
+  launch_any_tasks(exec, kernel, step, tasks, AnyTasks::of(functor));
 }
 
 struct SimdRows {

@@ -8,6 +8,7 @@
 #ifndef KOKKOSSOFTMAX_IMPL_LAUNCH_HPP
 #define KOKKOSSOFTMAX_IMPL_LAUNCH_HPP
 
+#include <impl/KokkosSoftmax_AnyFunctor.hpp>
 #include <impl/KokkosSoftmax_Scalars.hpp>
 
 #include <Kokkos_Core.hpp>
@@ -37,15 +38,6 @@ inline constexpr bool fits_kernel_arguments_v = sizeof(Functor) < 3800;
 /// memory; the bound keeps the compiler to the registers that allow them.
 using TeamBounds = Kokkos::LaunchBounds<1024, 1>;
 
-/// A functor of teams whose type Kokkos need not know: what it makes of a launch is compiled once, not for
-/// each kernel.
-template <class Member>
-struct AnyTeams {
-  const void* functor;
-  void (*call)(const void* functor, const Member& member);
-  void operator()(const Member& member) const { call(functor, member); }
-};
-
 template <class Policy, class Functor>
 void launch_team_policy(const typename Policy::execution_space& exec, const std::string& label,
                         index_type league, int threads, int lanes, std::size_t team_scratch,
@@ -64,25 +56,13 @@ void launch_teams(const Exec& exec, const std::string& label, index_type league,
   static_assert(fits_kernel_arguments_v<Functor>,
                 "KokkosSoftmax: the transform is too large for the arguments of a kernel");
   using Policy = Kokkos::TeamPolicy<Exec, Bounds>;
-  using Member = typename Policy::member_type;
   if constexpr (ends_before_launch_returns_v<Exec>) {
-    const auto call = [](const void* of, const Member& member) {
-      (*static_cast<const Functor*>(of))(member);
-    };
     launch_team_policy<Policy>(exec, label, league, threads, lanes, team_scratch,
-                               AnyTeams<Member>{&functor, call});
+                               AnyFunctor<const typename Policy::member_type&>::of(functor));
   } else {
     launch_team_policy<Policy>(exec, label, league, threads, lanes, team_scratch, functor);
   }
 }
-
-/// A functor of indices, likewise. A call for each index: only a head without columns of X has one for each
-/// logit.
-struct AnyIndices {
-  const void* functor;
-  void (*call)(const void* functor, index_type i);
-  void operator()(index_type i) const { call(functor, i); }
-};
 
 template <class Exec, class Functor>
 void launch_range_policy(const Exec& exec, const std::string& label, index_type count,
@@ -98,8 +78,8 @@ void launch_range(const Exec& exec, const std::string& label, index_type count, 
   static_assert(fits_kernel_arguments_v<Functor>,
                 "KokkosSoftmax: the transform is too large for the arguments of a kernel");
   if constexpr (ends_before_launch_returns_v<Exec>) {
-    const auto call = [](const void* of, index_type i) { (*static_cast<const Functor*>(of))(i); };
-    launch_range_policy(exec, label, count, AnyIndices{&functor, call});
+    // A call for each index: only a head without columns of X has one for each logit.
+    launch_range_policy(exec, label, count, AnyFunctor<index_type>::of(functor));
   } else {
     launch_range_policy(exec, label, count, functor);
   }
