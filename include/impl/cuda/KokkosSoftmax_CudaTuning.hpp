@@ -79,7 +79,8 @@ struct ReductionPlan {
   /// M 0.81 and 0.77, and without slices_ahead, so that blocks wait for each other, 1 M 0.96 and 0.87. Where
   /// registers hold slices, too, 4.2 M 0.92 and 0.88, 5 M 0.89 and 0.86, but 6 M 0.76 and 0.84.)
   static constexpr index_type runs_of(index_type slices, index_type row_bytes, bool parks) {
-    const bool pays = (slices > 128 && slices <= 160) || row_bytes > (parks ? 22 : 16) * 1024 * 1024;
+    const bool pays =
+        (slices > slices_at_once && slices <= 160) || row_bytes > (parks ? 22 : 16) * 1024 * 1024;
     return pays ? std::max<index_type>(0, (slices - slices_ahead) / slices_of_run) : 0;
   }
 
