@@ -195,6 +195,7 @@ struct CooperativeLimits {
   int shared_bytes = 0;             ///< of a block, at most
   int blocks_a_multiprocessor = 0;  ///< that can be resident
   int registers = 0;                ///< of a thread: next to none of a kernel without a body
+  int l2_bytes = 0;
   const char* refusal = nullptr;
 
   /// `kernel` with as much shared memory as the device gives a block where `all_shared`, else none.
@@ -222,6 +223,8 @@ struct CooperativeLimits {
     }
     limits.registers = attributes.numRegs;
     check_cuda(cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, device),
+               "cudaDeviceGetAttribute");
+    check_cuda(cudaDeviceGetAttribute(&limits.l2_bytes, cudaDevAttrL2CacheSize, device),
                "cudaDeviceGetAttribute");
     if (all_shared) {
       check_cuda(

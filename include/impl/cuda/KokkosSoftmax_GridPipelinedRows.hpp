@@ -38,20 +38,21 @@
 /// bfloat16, a bias 0.83 and 0.45; copied along 0.96 and 0.90, 0.97 and 0.73. Bfloat16 whose exponentials go
 /// back to the slot, of which each was formed twice: with that bias 0.91 for 0.73, with a factor 0.91 for
 /// 0.86; without two of 30 instructions for each logit, which did nothing, with that bias 0.93 and 0.95, with
-/// a temperature 0.88 and 0.91, with GELU 0.73 and 0.78. Two groups of publishers that take halves of
-/// the same shares, so that operands are free sooner: with a temperature 0.68 for 0.84, with a bias for all
-/// rows no better. Nor do these come sooner where each group of publishers brings its own; where a ticket has
-/// the slices at the same columns of 8 rows, whose operands stay, such a bias has 0.82 for 0.74 (float 0.89
-/// for 0.86, a mask 0.91 for 0.95). Exponentials below the maximum of a quarter of the logits, and formed
-/// once more where that is too low: such a bias 0.75 for 0.73, GELU 0.76 for 0.79. Parked slices: 3 M columns
-/// of float 0.92 for 0.87, 4 M 0.90 for 0.80, 5 M 0.89 for 0.78, but 393216 0.94 for 0.955; two in place of
-/// three no better below 3.5 M and 0.02 less above; a parked slice that changes places with the next one in
-/// its slot, from where a bulk copy takes it to y, 0.01 less; fewer looks for the words of a row 0.91 to 0.94
-/// for 2 M and up to 0.03 less for others.
+/// a temperature 0.88 and 0.91, with GELU 0.73 and 0.78. Two
+/// groups of publishers that take halves of the same shares, so that operands are free sooner: with a
+/// temperature 0.68 for 0.84, with a bias for all rows no better. Nor do these come sooner where each group
+/// of publishers brings its own; where a ticket has the slices at the same columns of 8 rows, whose operands
+/// stay, such a bias has 0.82 for 0.74 (float 0.89 for 0.86, a mask 0.91 for 0.95). Exponentials below the
+/// maximum of a quarter of the logits, and formed once more where that is too low: such a bias 0.75 for 0.73,
+/// GELU 0.76 for 0.79. Parked slices: 3 M columns of float 0.92 for 0.87, 4 M 0.90 for 0.80, 5 M 0.89 for
+/// 0.78, but 393216 0.94 for 0.955; two in place of three no better below 3.5 M and 0.02 less above; a parked
+/// slice that changes places with the next one in its slot, from where a bulk copy takes it to y, 0.01 less;
+/// fewer looks for the words of a row 0.91 to 0.94 for 2 M and up to 0.03 less for others.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies, announcers for slices of earlier tickets
 /// besides: whatever slice was handed out gets published. A row lacks slices that nobody took only while no
-/// slot is free, and tickets are handed out in order, so of all rows that some block waits for, the oldest
+/// slot is free, and tickets are handed out in order (those that a block has without drawing them it takes at
+/// once, into empty slots), so of all rows that some block waits for, the oldest
 /// could lack one only if it filled all slots of the grid itself: ruled out, since of a row at most as many
 /// slices as the grid has slots are held; those of a longer one that are read twice come first, and hold no
 /// slot while they wait. Where slices are parked, registers are slots like others in this: finishers wait for
@@ -122,6 +123,16 @@ struct GridPipelinedShape {
   index_type runs;           ///< of slices, see ReductionPlan
   index_type tickets_a_row;  ///< one for each slice, or one for all
   double rows_a_ticket;
+  /// A block's first, which it does not draw: the way to the counter and back comes before anything else. As
+  /// many as it may have under way at once. (One H200, microseconds in a CUDA graph without and with: float
+  /// 64 x 128256 21.6 and 21.0, 48 x 128256 16.7 and 15.7, 32 x 128256 12.0 and 11.4, 512 x 16385 21.4 and
+  /// 20.6; with five and seven each 64 x 128256 21.8 and 22.7.)
+  int own_tickets;
+  /// Whether what was read of x is the first to leave L2, so that y stays there for who reads it next: where
+  /// one of them fits, but not both. (One H200, as above, without and with: float 64 x 128256 21.1 and 19.7,
+  /// 128 x 65536 24.2 and 22.7, bfloat16 128 x 128256 26.0 and 24.7; but float 90 x 128256 28.4 and 28.6, 110
+  /// x 128256 33.1 and 33.8, bfloat16 400 x 50257 30.6 and 31.1, and 1 GiB of float 0.96 and 0.92 of a copy.)
+  bool x_leaves_l2_first;
   int slice_columns;
   int slots;
   int slot_bytes;
@@ -677,17 +688,37 @@ struct GridPipelinedBlock {
     return words_of(problem.geometry.rows) + position * shape.runs;
   }
 
+  __device__ SliceUse usual_use() const { return writes_rows() ? SliceUse::hold : SliceUse::publish; }
+  __device__ int slices_of_ticket() const { return shape.whole_rows() ? static_cast<int>(shape.slices) : 1; }
+
+  /// The thread that produces, ahead of that: fills the first slots with its own tickets.
+  __device__ void begin() const {
+    RingCursor at{0, 1};
+    for (int i = 0; i < shape.own_tickets; ++i) {
+      index_type position = 0, first = 0;
+      shape.divide(blockIdx.x + static_cast<index_type>(i) * gridDim.x, position, first);
+      for (int s = 0; s < slices_of_ticket(); ++s) {
+        fill(at, at.slot, position, first + s, usual_use());
+        at.advance(turn());
+      }
+    }
+  }
+
   /// One thread.
   __device__ void produce() const {
     const index_type tickets = shape.tickets(problem.geometry.rows);
     RingCursor at{0, 1}, operands{0, 1}, copied;
+    int copies = shape.own_tickets * slices_of_ticket();  // under way
+    at.advance(turn(), copies);
+    if (shape.operand_slots > 0) operands.advance(shape.operand_slots, copies);
+    // (Both follow from `at`. One H200, 4 x 3000000 of float in a CUDA graph: so 31.5 us, found each
+    // time 32.4.)
     [[maybe_unused]] RingCursor parked_next;  // whose slot is the next one
-    [[maybe_unused]] int place = 0;
     [[maybe_unused]] bool all_slots_used = false;
-    int copies = 0;
+    [[maybe_unused]] int place = 0;
     index_type ticket = 0, position = 0, slice = 0;
     index_type left = 0;  // slices of the ticket
-    SliceUse use = writes_rows() ? SliceUse::hold : SliceUse::publish;
+    SliceUse use = usual_use();
     for (;;) {
       GridPipelinedSlot<Problem>& next = ring[at.slot];
       if constexpr (parks) {
@@ -702,13 +733,14 @@ struct GridPipelinedBlock {
         --copies;
       }
       if (left == 0) {
-        ticket = static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
+        ticket = static_cast<index_type>(shape.own_tickets) * gridDim.x +
+                 static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
         if (ticket >= tickets) {
           end(ticket == tickets + gridDim.x - 1, at);
           return;
         }
         shape.divide(ticket, position, slice);
-        left = shape.whole_rows() ? shape.slices : 1;
+        left = slices_of_ticket();
         if (shape.rereads) {
           use = SliceUse::hold;
           if (slice < shape.slices_reread) {
@@ -794,10 +826,11 @@ struct GridPipelinedBlock {
       copy.load_rest();
     });
     mbarrier_arrive_expect_tx(&ring[at.slot].full, bytes);
-    if (!shape.rereads) {
+    if (!shape.rereads && !shape.x_leaves_l2_first) {
       slice_copy.start(&ring[at.slot].full);
     } else {
-      const bool keeps = use == SliceUse::publish && slice >= shape.slices_reread - shape.slices_kept;
+      const bool keeps =
+          shape.rereads && use == SliceUse::publish && slice >= shape.slices_reread - shape.slices_kept;
       slice_copy.start(&ring[at.slot].full, keeps ? createpolicy_evict_last() : createpolicy_evict_first());
     }
     with_copies_of_operands(in, [&](const auto& copy) { copy.start(&ring[at.slot].full); });
@@ -856,7 +889,7 @@ struct GridPipelinedBlock {
       const SliceInSlot<Problem>& in = ring[at.slot].slice;
       const SliceUse use = in.use;
       if (use == SliceUse::end) {
-        if (lane == 0) mbarrier_arrive(&ring[at.slot].ready);
+        if (lane == 0) let_finish(ring[at.slot]);
         return;
       }
       if (shape.whole_rows()) {
@@ -870,7 +903,7 @@ struct GridPipelinedBlock {
       __syncwarp();
       if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
       if (use == SliceUse::publish && (!last || writes_rows())) {
-        if (lane == 0) mbarrier_arrive(&ring[at.slot].ready);
+        if (lane == 0) let_finish(ring[at.slot]);
         continue;
       }
       if (position != have) {
@@ -880,9 +913,14 @@ struct GridPipelinedBlock {
       if (lane == 0) {
         ring[at.slot].of_row = result;
         if (!writes_rows()) *y = store_as<Out>(result.logsumexp());
-        mbarrier_arrive(&ring[at.slot].ready);
+        let_finish(ring[at.slot]);
       }
     }
+  }
+
+  /// (Of logsumexp nobody waits for it.)
+  __device__ void let_finish(GridPipelinedSlot<Problem>& held) const {
+    if (writes_rows()) mbarrier_arrive(&held.ready);
   }
 
   __device__ __forceinline__ PartialSoftmax<Acc> collect_row_from_memory(index_type position) const {
@@ -912,7 +950,7 @@ struct GridPipelinedBlock {
     held.of_row = result;
     if (lane == 0 && !writes_rows()) *held.slice.y = store_as<Out>(result.logsumexp());
     mbarrier_arrive(&held.empty);
-    mbarrier_arrive(&held.ready);
+    let_finish(held);
   }
 
   /// A warp of a group of publishers.
@@ -1286,9 +1324,16 @@ struct GridPipelinedBlock {
   }
 };
 
-/// Groups of publishers. Those of 16 bits, which come twice as many in the same time, are two.
-template <class Problem>
-inline constexpr int groups_of_publishers = PartOfSlice<Problem>::unit;
+/// Groups of publishers. Two for 16 bits, which come twice as many in the same time, and for float, of which
+/// a few rows are done sooner so. (One H200, microseconds in a CUDA graph, one group and two: 32 x 128256 of
+/// float 11.5 and 10.5, 48 x 128256 15.1 and 14.2, 64 x 128256 19.5 and 19.1; 1 GiB within 0.005 of a copy,
+/// but with a bias as large as x 1 M columns 0.974 and 0.967, 1.9 M 0.868 and 0.849.)
+template <class Problem, bool parks>
+inline constexpr int groups_of_publishers = sizeof(typename Problem::In) == 2 ||
+                                                    (sizeof(typename Problem::In) == 4 && !parks &&
+                                                     operands_of<typename Problem::Transform> == 0)
+                                                ? 2
+                                                : 1;
 
 /// setmaxnreg exists for compute capability 9.0a alone.
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -1307,29 +1352,32 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   auto* const ring =
       reinterpret_cast<GridPipelinedSlot<Problem>*>(grid_pipelined_slots + shape.bytes_of_slots());
   const bool finishes = problem.operation != Operation::logsumexp;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < GridPipelinedBlock<Problem, parks>::turn_of(shape); ++i) {
-      mbarrier_init(&ring[i].full, 1);
-      mbarrier_init(&ring[i].reduced, warps_of_group);
-      mbarrier_init(&ring[i].ready, 1);
-      mbarrier_init(&ring[i].written, parks ? 2 * warps_of_group : warps_of_group);
-      mbarrier_init(&ring[i].operands_used, warps_of_group);
-      // The publishers (where slices are parked, the finishers), who announces, the collector, and who
-      // stores.
-      mbarrier_init(&ring[i].empty,
-                    warps_of_group + (shape.whole_rows() ? 0 : 1) + 1 + (finishes && !parks ? 1 : 0));
-    }
+  const int warp = threadIdx.x / 32;
+  // (One thread of a warp: the fence takes a microsecond with several.)
+  if (threadIdx.x % 32 == 0 && warp < GridPipelinedBlock<Problem, parks>::turn_of(shape)) {
+    GridPipelinedSlot<Problem>& slot = ring[warp];
+    mbarrier_init(&slot.full, 1);
+    mbarrier_init(&slot.reduced, warps_of_group);
+    mbarrier_init(&slot.ready, 1);
+    mbarrier_init(&slot.written, parks ? 2 * warps_of_group : warps_of_group);
+    mbarrier_init(&slot.operands_used, warps_of_group);
+    // The publishers (where slices are parked, the finishers), who announces, the collector, and who stores.
+    mbarrier_init(&slot.empty,
+                  warps_of_group + (shape.whole_rows() ? 0 : 1) + 1 + (finishes && !parks ? 1 : 0));
     fence_mbarrier_init();
   }
+  __syncthreads();
   grid_dependency_wait();
+  constexpr int groups = groups_of_publishers<Problem, parks>, publishers = groups * warps_of_group;
+  const bool produces = threadIdx.x == (publishers + warps_of_group) * 32;
+  GridPipelinedBlock<Problem, parks> block{
+      problem, shape, workspace, ring, grid_pipelined_slots, 0, static_cast<int>(threadIdx.x % 32)};
+  // (The first copies are under way while others wait for the epoch.)
+  if (produces) block.begin();
   if (threadIdx.x == 0) shared_epoch = workspace.epoch();
   __syncthreads();
-  const std::uint32_t epoch = shared_epoch;
-  workspace.clear_before_first_epoch(epoch);
-  const int warp = threadIdx.x / 32;
-  const GridPipelinedBlock<Problem, parks> block{
-      problem, shape, workspace, ring, grid_pipelined_slots, epoch, static_cast<int>(threadIdx.x % 32)};
-  constexpr int publishers = groups_of_publishers<Problem> * warps_of_group;
+  block.epoch = shared_epoch;
+  workspace.clear_before_first_epoch(block.epoch);
   if (warp < publishers) {
     if constexpr (parks) setmaxnreg_dec<GridPipelinedShape::publisher_registers>();
     block.publish(warp / warps_of_group, shape.parties, warp % warps_of_group);
@@ -1342,13 +1390,13 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
     } else if (finishes) {
       block.finish(warp - publishers);
     } else {
-      block.publish(groups_of_publishers<Problem>, shape.parties, warp - publishers);
+      block.publish(groups, shape.parties, warp - publishers);
     }
     return;
   }
   if constexpr (parks) setmaxnreg_dec<GridPipelinedShape::other_registers>();
   if (warp == publishers + warps_of_group) {
-    if (block.lane == 0) block.produce();
+    if (produces) block.produce();
   } else if (warp == publishers + warps_of_group + 1) {
     block.collect();
   } else if (warp == publishers + warps_of_group + 2) {
@@ -1360,7 +1408,7 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
 
 /// `parks`: the finishers keep slices in registers. It has no body where setmaxnreg is missing.
 template <class Problem, bool parks = false>
-__global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishers<Problem>), 1)
+__global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishers<Problem, parks>), 1)
     grid_pipelined_rows_kernel(const __grid_constant__ Problem problem,
                                const __grid_constant__ GridPipelinedShape shape,
                                const __grid_constant__ CudaWorkspace workspace) {
@@ -1378,9 +1426,8 @@ struct GridPipelinedRows {
     const std::string_view layout = refuse_sliced_rows(problem);
     if (!layout.empty()) return layout;
     // Of both kernels at once: that loads them, which a capture could not do.
-    if constexpr (parks_slices<Problem>)
-      (void)limits<Problem>(exec, &grid_pipelined_rows_kernel<Problem, true>);
-    const char* refusal = limits<Problem>(exec, &grid_pipelined_rows_kernel<Problem>).refusal;
+    if constexpr (parks_slices<Problem>) (void)limits<Problem, true>(exec);
+    const char* refusal = limits<Problem>(exec).refusal;
     return refusal ? std::string_view(refusal) : std::string_view();
   }
 
@@ -1399,13 +1446,13 @@ struct GridPipelinedRows {
       if (plan.reads_twice && part_held < 0 && lie_alike(problem) && run_parking(exec, problem, plan)) return;
     }
     using In = typename Problem::In;
-    const auto kernel = &grid_pipelined_rows_kernel<Problem>;
-    const CooperativeLimits& device = limits<Problem>(exec, kernel);
+    const CooperativeLimits& device = limits<Problem>(exec);
     const bool has_whole_lines = begins_with_lines(problem);
     GridPipelinedShape shape = shape_of(problem, plan, has_whole_lines);
     constexpr int known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     // The finishers publish, too, where there is nothing to finish.
-    shape.parties = groups_of_publishers<Problem> + (problem.operation == Operation::logsumexp ? 1 : 0);
+    shape.parties =
+        groups_of_publishers<Problem, false> + (problem.operation == Operation::logsumexp ? 1 : 0);
     const int slot_bytes = shape.slot_bytes + known_bytes;
     shape.slots = std::min({slots, device.shared_bytes / slot_bytes, GridPipelinedShape::most_slots});
     const auto capacity = [&] { return static_cast<index_type>(device.multiprocessors) * shape.slots; };
@@ -1441,6 +1488,16 @@ struct GridPipelinedRows {
         (!has_whole_lines || !only_copies || (plan.slices > 8 && !PartOfSlice<Problem>::has_transform));
     // So that a block has one of these in its ring while another one comes.
     shape.tickets_a_row = !shape.rereads && plan.slices <= shape.slots / 2 ? 1 : plan.slices;
+    if (!shape.rereads) {
+      const int slices =
+          shape.operand_slots > 0 ? std::min(shape.most_copies, shape.operand_slots) : shape.most_copies;
+      const index_type own = slices / (shape.whole_rows() ? plan.slices : 1);
+      const RowGeometry& g = problem.geometry;
+      shape.own_tickets = static_cast<int>(std::min(own, shape.tickets(g.rows) / device.multiprocessors));
+      shape.x_leaves_l2_first =
+          problem.operation != Operation::logsumexp &&
+          g.rows * g.columns * static_cast<index_type>(sizeof(In)) <= index_type(device.l2_bytes) / 4 * 3;
+    }
     launch<false>(exec, device, problem, plan, shape);
   }
 
@@ -1455,8 +1512,7 @@ struct GridPipelinedRows {
   static bool run_parking(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan) {
     constexpr int parked = GridPipelinedShape::parked,
                   known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
-    const auto kernel = &grid_pipelined_rows_kernel<Problem, true>;
-    const CooperativeLimits& device = limits<Problem>(exec, kernel);
+    const CooperativeLimits& device = limits<Problem, true>(exec);
     // (Of a kernel without a body.)
     if (device.refusal || device.registers < GridPipelinedShape::publisher_registers) return false;
     GridPipelinedShape shape = shape_of(problem, plan, begins_with_lines(problem));
@@ -1470,7 +1526,7 @@ struct GridPipelinedRows {
     if (problem.operation == Operation::logsumexp ||
         plan.slices > GridPipelinedShape::most_slices_parked(capacity))
       return false;
-    shape.parties = groups_of_publishers<Problem>;
+    shape.parties = groups_of_publishers<Problem, true>;
     shape.rereads = true;  // (none of its slices, as it turns out)
     shape.most_copies = GridPipelinedShape::most_copies_of_held_rows;
     shape.tickets_a_row = plan.slices;
@@ -1501,7 +1557,7 @@ struct GridPipelinedRows {
                             static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
       launch_cooperatively(exec, &grid_pipelined_rows_kernel<Problem, parks>, device.multiprocessors,
-                           GridPipelinedShape::threads(groups_of_publishers<Problem>),
+                           GridPipelinedShape::threads(groups_of_publishers<Problem, parks>),
                            static_cast<std::size_t>(shape.bytes_of_slots() + known_bytes), problem, shape,
                            CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
     });
@@ -1579,10 +1635,10 @@ struct GridPipelinedRows {
     return plan.slices > 1 ? problem.geometry.rows * (plan.slices + plan.runs) : 0;
   }
 
-  template <class Problem, class Kernel>
-  static const CooperativeLimits& limits(const Kokkos::Cuda& exec, Kernel kernel) {
-    return cooperative_limits(kernel, exec.cuda_device(),
-                              GridPipelinedShape::threads(groups_of_publishers<Problem>), true);
+  template <class Problem, bool parks = false>
+  static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
+    return cooperative_limits(&grid_pipelined_rows_kernel<Problem, parks>, exec.cuda_device(),
+                              GridPipelinedShape::threads(groups_of_publishers<Problem, parks>), true);
   }
 };
 
