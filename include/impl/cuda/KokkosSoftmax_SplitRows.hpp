@@ -17,25 +17,26 @@
 
 #include <impl/cuda/KokkosSoftmax_SlicedRows.hpp>
 
+#include <limits>
 #include <string_view>
 
 namespace KokkosSoftmax::impl {
 
-/// A block: `shares` shares of a slice, `parts` warps for each.
-template <int parts_, int shares_>
+/// A block: `shares` shares of a slice, `parts` warps for each. `resident_threads`: on a multiprocessor, at
+/// least.
+template <int parts_, int shares_, int resident_threads_>
 struct SplitRowsShape {
   static constexpr int parts = parts_;
   static constexpr int shares = shares_;
   static constexpr int warps = parts * shares;
   static constexpr int threads = warps * 32;
   static constexpr int blocks_of_slice = ReductionPlan::shares / shares;
+  static constexpr int resident_threads = resident_threads_;
 };
 
 /// Blocks on a multiprocessor, at least.
 template <class Shape, class Acc>
-inline constexpr int resident_split_blocks = sizeof(Acc) == 8
-                                                 ? 1
-                                                 : (Shape::parts == 4 ? 1024 : 768) / Shape::threads;
+inline constexpr int resident_split_blocks = sizeof(Acc) == 8 ? 1 : Shape::resident_threads / Shape::threads;
 
 /// Slices of a row, at most: beyond, polling a word for each of 8 times as many shares pays no longer.
 inline constexpr int most_slices_of_split_row = 64;
@@ -214,11 +215,12 @@ struct SplitRows {
     if (!layout.empty()) return layout;
     const ReductionPlan plan = plan_of(problem);
     if (plan.slices > most_slices_of_split_row) return "a row has too many slices";
-    const CooperativeLimits& device = limits<FewThreads>(exec, &split_rows_kernel<FewThreads, Problem>);
+    const CooperativeLimits& device = limits<FewThreads, Problem>(exec);
     if (device.refusal) return device.refusal;
-    if (blocks<FewThreads>(problem, plan) >
-        static_cast<index_type>(device.multiprocessors) * device.blocks_a_multiprocessor)
-      return "too many slices to be resident at once";
+    bool all_resident = holds<FewThreads>(exec, problem, plan);
+    if constexpr (has_more_blocks<Problem>)
+      all_resident = all_resident || holds<MoreBlocks>(exec, problem, plan);
+    if (!all_resident) return "too many slices to be resident at once";
     return {};
   }
 
@@ -234,10 +236,14 @@ struct SplitRows {
     const ReductionPlan plan = plan_of(problem);
     if constexpr (sizeof(typename Problem::Acc) == 4) {
       using Many = ManyThreads<Problem>;
-      const CooperativeLimits& device = limits<Many>(exec, &split_rows_kernel<Many, Problem>);
-      const int resident = std::min(most_blocks_of_many_threads, device.blocks_a_multiprocessor);
-      if (blocks<Many>(problem, plan) <= static_cast<index_type>(device.multiprocessors) * resident) {
+      if (holds<Many>(exec, problem, plan, most_blocks_of_many_threads)) {
         launch<Many>(exec, problem, plan);
+        return;
+      }
+    }
+    if constexpr (has_more_blocks<Problem>) {
+      if (!holds<FewThreads>(exec, problem, plan)) {
+        launch<MoreBlocks>(exec, problem, plan);
         return;
       }
     }
@@ -254,14 +260,29 @@ struct SplitRows {
   // share 3.16, 3.79 and 4.59, with one 3.97, 4.06 and 4.50; bfloat16 with four 3.39, 3.71 and 4.32, with
   // two 3.77, 4.06 and 4.46, with one 4.54, 5.10 and 5.03.)
   template <class Problem>
-  using ManyThreads =
-      std::conditional_t<sizeof(typename Problem::In) == 2, SplitRowsShape<4, 2>, SplitRowsShape<2, 2>>;
-  using FewThreads = SplitRowsShape<1, ReductionPlan::shares>;
+  using ManyThreads = std::conditional_t<sizeof(typename Problem::In) == 2, SplitRowsShape<4, 2, 1024>,
+                                         SplitRowsShape<2, 2, 768>>;
+  using FewThreads = SplitRowsShape<1, ReductionPlan::shares, 768>;
   static constexpr int most_blocks_of_many_threads = 2;  ///< on a multiprocessor
+  /// For rows of float that fill more blocks than these. (Microseconds again: 28 and 32 rows of 128256 in 8.2
+  /// and 9.0, by grid_pipelined_rows 10.4 and 10.5; but 16 and 24 rows 5.9 and 7.1 for 5.7 and 6.9, since
+  /// registers are short. Not with a transform: the kernel would be compiled once more for each.)
+  using MoreBlocks = SplitRowsShape<1, ReductionPlan::shares, 1024>;
+  template <class Problem>
+  static constexpr bool has_more_blocks = sizeof(typename Problem::In) == 4 &&
+                                          !PartOfSlice<Problem>::has_transform;
 
   template <class Shape, class Problem>
   static index_type blocks(const Problem& problem, const ReductionPlan& plan) {
     return problem.geometry.rows * plan.slices * Shape::blocks_of_slice;
+  }
+
+  template <class Shape, class Problem>
+  static bool holds(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
+                    int most_blocks = std::numeric_limits<int>::max()) {
+    const CooperativeLimits& device = limits<Shape, Problem>(exec);
+    return blocks<Shape>(problem, plan) <= static_cast<index_type>(device.multiprocessors) *
+                                               std::min(most_blocks, device.blocks_a_multiprocessor);
   }
 
   template <class Problem>
@@ -282,9 +303,9 @@ struct SplitRows {
     });
   }
 
-  template <class Shape, class Kernel>
-  static const CooperativeLimits& limits(const Kokkos::Cuda& exec, Kernel kernel) {
-    return cooperative_limits(kernel, exec.cuda_device(), Shape::threads, false);
+  template <class Shape, class Problem>
+  static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
+    return cooperative_limits(&split_rows_kernel<Shape, Problem>, exec.cuda_device(), Shape::threads, false);
   }
 };
 
