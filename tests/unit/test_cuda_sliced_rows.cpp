@@ -216,8 +216,10 @@ struct CountFarApart {
   KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& differences) const {
     const float difference = Kokkos::abs(static_cast<float>(a[i]) - b[i]);
     const bool both_nan = static_cast<float>(a[i]) != static_cast<float>(a[i]) && b[i] != b[i];
+    constexpr bool is_half = std::is_same_v<T, half_t>;
     differences += static_cast<float>(a[i]) != b[i] && !both_nan &&
-                   !(difference <= 0x1p-7f * Kokkos::abs(b[i]) + 0x1p-125f);
+                   !(difference <=
+                     (is_half ? 0x1p-10f : 0x1p-7f) * Kokkos::abs(b[i]) + (is_half ? 0x1p-24f : 0x1p-125f));
   }
 };
 
@@ -344,13 +346,13 @@ TEST_F(CudaSlicedRows, Bfloat16RowsWithBias) {
 
 // Rows of -inf, infinities, NaN and nothing but negative logits, by both kernels, beside their logits as a
 // transform gives them.
-template <class Transform>
+template <class T = bhalf_t, class Transform>
 void check_special_rows(std::int64_t columns, const Transform& transform) {
   using ks::impl::BoundIdentity, ks::impl::GridPipelinedRows, ks::impl::SplitRows;
   const Exec exec;
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const std::int64_t rows = 9, count = rows * columns;
-  const Memory<bhalf_t> x("x", count), y("y", count), split("by split_rows", count);
+  const Memory<T> x("x", count), y("y", count), split("by split_rows", count);
   const Memory<float> logits("logits", count), expected("expected", count);
   fill(exec, x.data(), rows, columns);
   const auto host_x = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), x);
@@ -359,15 +361,15 @@ void check_special_rows(std::int64_t columns, const Transform& transform) {
     // Row 0 keeps what is infinite in the bias, row 1 what is NaN, and row 2 nothing.
     if ((row != 0 && column == columns / 2) || (row != 1 && column == columns - 3) || row == 2 ||
         (row > 2 && row < 6 && i % (row * row) == 0) || (row == 4 && column < 20000))
-      host_x(i) = bhalf_t(-inf);
-    if (row == 6) host_x(i) = bhalf_t(-std::fabs(static_cast<float>(host_x(i))));
-    if (row == 7 && column == columns / 3) host_x(i) = bhalf_t(nan);
-    if (row == 8 && column == columns / 3) host_x(i) = bhalf_t(inf);
+      host_x(i) = T(-inf);
+    if (row == 6) host_x(i) = T(-std::fabs(static_cast<float>(host_x(i))));
+    if (row == 7 && column == columns / 3) host_x(i) = T(nan);
+    if (row == 8 && column == columns / 3) host_x(i) = T(inf);
   }
   Kokkos::deep_copy(x, host_x);
   Kokkos::parallel_for("transform",
                        Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, count),
-                       TransformAll<bhalf_t, float, Transform>{x.data(), logits.data(), columns, transform});
+                       TransformAll<T, float, Transform>{x.data(), logits.data(), columns, transform});
   for (const auto operation : operations) {
     const std::int64_t results = operation == Operation::logsumexp ? rows : count;
     EXPECT_TRUE((run_kernel<GridPipelinedRows>(operation, exec, logits.data(), expected.data(), rows, columns,
@@ -378,7 +380,7 @@ void check_special_rows(std::int64_t columns, const Transform& transform) {
     std::int64_t different = 0;
     Kokkos::parallel_reduce("compare",
                             Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, results),
-                            CountFarApart<bhalf_t>{y.data(), expected.data()}, different);
+                            CountFarApart<T>{y.data(), expected.data()}, different);
     EXPECT_EQ(different, 0) << reference::name(operation) << ", " << columns << " columns";
     EXPECT_EQ(different_bytes(exec, split.data(), y.data(), results), 0)
         << reference::name(operation) << ", " << columns << " columns";
@@ -404,6 +406,37 @@ TEST_F(CudaSlicedRows, Bfloat16RowsOfMinusInfinityWithScaleAndBias) {
       check_special_rows(columns,
                          BoundChain<BoundFunctor<ScaleFunction>, BoundBias<bhalf_t>>{{{factor}}, {operand}});
     }
+  }
+}
+
+// Of a bias alone the maximum may be that of sums rounded to 16 bits, where it is small: these are around
+// that. Sums of -inf and an infinite bias are NaN.
+template <class T>
+void check_rows_with_bias(std::int64_t columns, std::initializer_list<float> shifts) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const Memory<T> bias("bias", columns);
+  const auto host_bias = Kokkos::create_mirror_view(Kokkos::HostSpace(), bias);
+  for (const float shift : shifts) {
+    SCOPED_TRACE(shift);
+    fill(Exec(), bias.data(), 1, columns, 77);
+    Kokkos::deep_copy(host_bias, bias);
+    for (std::int64_t i = 0; i < columns; ++i)
+      host_bias(i) = T(static_cast<float>(host_bias(i)) * 0.25f + shift);
+    host_bias(columns / 2) = T(inf);
+    host_bias(columns - 3) = T(nan);
+    Kokkos::deep_copy(bias, host_bias);
+    ks::impl::LogitOperand<T> operand;
+    operand.data = bias.data();
+    operand.column_stride = 1;
+    check_special_rows<T>(columns, ks::impl::BoundBias<T>{operand});
+  }
+}
+TEST_F(CudaSlicedRows, RowsOf16BitsWithBiasOfAnySize) {
+  for (const std::int64_t columns : {16384, 50257, 65538}) {
+    check_rows_with_bias<bhalf_t>(columns,
+                                  {0, 21, 22, 22.5f, 23, 24, 30, 100, 1e6f, -22, -40, -41, -60, -1e6f});
+    check_rows_with_bias<half_t>(columns,
+                                 {0, 245, 246, 246.5f, 247, 248, 300, 3e4f, -246, -265, -266, -3e4f});
   }
 }
 

@@ -119,6 +119,12 @@ struct PackedPair {
   __device__ static unsigned kept(unsigned pair, bool low, bool high) {
     return __byte_perm(pair, minus_infinities, (low ? 0x10 : 0x54) | (high ? 0x3200 : 0x7600));
   }
+  /// Each rounded once.
+  __device__ static unsigned sum(unsigned a, unsigned b) {
+    if constexpr (is_bfloat16)
+      return bits_as<unsigned>(__hadd2(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
+    return bits_as<unsigned>(__hadd2(bits_as<__half2>(a), bits_as<__half2>(b)));
+  }
   /// Of two pairs; passes over NaN.
   __device__ static unsigned maximum(unsigned a, unsigned b) {
     if constexpr (is_bfloat16)

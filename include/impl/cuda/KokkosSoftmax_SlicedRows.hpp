@@ -87,6 +87,21 @@ struct PartOfSlice {
   /// Pairs of 16 bits that a transform makes floats of.
   static constexpr bool unpacked = unit == 2 && std::is_same_v<Acc, float> && !packed;
 
+  /// Whether it adds a bias of the logits' type and nothing else. Sums in pairs, two instructions for each
+  /// two logits, are those of floats rounded (what a float cannot hold of a sum of 16 bits is far from where
+  /// these part), and so is their maximum: where that is as good, it is what all kernels subtract.
+  static constexpr bool adds_pairs =
+      unpacked && std::is_same_v<typename Problem::Transform, BoundBias<std::remove_const_t<In>>>;
+  /// Below this it is at most 1/16 from the maximum, and exponentials stay below 1.1.
+  static constexpr Acc most_rounded_maximum = std::is_same_v<In, bhalf_t> ? 32 : 256;
+  __device__ static Acc maximum_to_subtract(Acc max) {
+    if constexpr (adds_pairs) {
+      const Acc rounded = load_as<Acc>(store_as<In>(max));
+      if (fabsf(rounded) < most_rounded_maximum) return rounded;
+    }
+    return max;
+  }
+
   Held held[packed ? steps : count];
 
   /// The first column of a lane of a share.
@@ -201,7 +216,7 @@ struct PartOfSlice {
       } else {
         max = larger(a, b);
       }
-      return maximum_of_warp(maximum_or_nan(max, -largest_v<Acc>));
+      return maximum_to_subtract(maximum_of_warp(maximum_or_nan(max, -largest_v<Acc>)));
     }
 
    private:
