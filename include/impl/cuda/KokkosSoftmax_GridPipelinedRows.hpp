@@ -960,10 +960,7 @@ struct GridPipelinedBlock {
     for (;; at.advance(turn(), groups)) {
       mbarrier_wait_parity(&ring[at.slot].full, at.parity);
       const SliceUse use = ring[at.slot].slice.use;
-      if (use == SliceUse::end) {
-        if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
-        return;
-      }
+      if (use == SliceUse::end) return;
       if (use == SliceUse::finish) {
         if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
       } else {
@@ -1192,12 +1189,12 @@ struct GridPipelinedBlock {
       mbarrier_wait_parity(&held.full, at.parity);
       const SliceUse use = held.slice.use;
       if (use == SliceUse::end) return;
+      const index_type position = held.slice.position, slice = held.slice.index;
+      mbarrier_wait_parity(&held.reduced, at.parity);
       if (use == SliceUse::finish) {
         release(at);
         continue;
       }
-      const index_type position = held.slice.position, slice = held.slice.index;
-      mbarrier_wait_parity(&held.reduced, at.parity);
       const PartialSoftmax<Acc> of_slice = join_lanes<warps_of_group>(held.of_warp[lane % warps_of_group]);
       if (lane == 0) PartialWords<Acc>::publish(words_of(position) + slice, of_slice, tag());
       release(at);
