@@ -310,6 +310,37 @@ TEST_F(CudaDependentLaunch, GridPipelinedRows) {
   check<float>({"grid_pipelined_rows_kernel", "grid_pipelined_rows", 1, 2200000});
 }
 
+// Of the kernels that give the same bits, the one that is meant for so many rows.
+TEST_F(CudaDependentLaunch, RowsOfFloatComeToTheirKernel) {
+  const std::int64_t multiprocessors = exec.cuda_device_prop().multiProcessorCount;
+  const std::int64_t length = 128256, slices = 16;
+  const struct {
+    std::int64_t rows, columns;
+    const char *kernel, *parameters;
+  } cases[] = {
+      {1, length, "split_rows_kernel", "ILi2ELi2E"},
+      {3 * multiprocessors / slices, length, "split_rows_kernel", "ILi1ELi8ELi768E"},
+      {4 * multiprocessors / slices, length, "split_rows_kernel", "ILi1ELi8ELi1024E"},
+      {4 * multiprocessors / slices + 1, length, "grid_pipelined_rows_kernel", "Lb0E"},
+      {1, 2200000, "grid_pipelined_rows_kernel", "Lb1E"},
+  };
+  for (const auto& c : cases) {
+    const Layout rows = reference::right({c.rows, c.columns});
+    Buffer<Exec> x(Scalar::float32, rows), y(Scalar::float32, rows);
+    const auto softmax = [&] { ks::softmax(exec, x.view<const float, 2>(), y.view<float, 2>()); };
+    softmax();
+    std::string kernel;
+    const Graph graph(stream, [&] {
+      softmax();
+      kernel = last_captured_kernel(stream);
+    });
+    ASSERT_EQ(graph.failure(), "");
+    if (kernel.empty()) GTEST_SKIP() << "CUDA does not tell the names of kernels";
+    EXPECT_NE(kernel.find(c.kernel), std::string::npos) << kernel << ", " << c.rows << " rows";
+    EXPECT_NE(kernel.find(c.parameters), std::string::npos) << kernel << ", " << c.rows << " rows";
+  }
+}
+
 }  // namespace
 
 #endif
