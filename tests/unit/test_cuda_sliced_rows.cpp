@@ -387,48 +387,47 @@ void check_special_rows(std::int64_t columns, const Transform& transform) {
   }
 }
 
+// One for all rows, with +inf and NaN where check_special_rows has -inf.
+template <class T>
+struct SpecialBias {
+  Memory<T> memory;
+  SpecialBias(std::int64_t columns, float factor, float shift) : memory("bias", columns) {
+    fill(Exec(), memory.data(), 1, columns, 77);
+    const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), memory);
+    for (std::int64_t i = 0; i < columns; ++i) host(i) = T(static_cast<float>(host(i)) * factor + shift);
+    host(columns / 2) = T(std::numeric_limits<float>::infinity());
+    host(columns - 3) = T(std::numeric_limits<float>::quiet_NaN());
+    Kokkos::deep_copy(memory, host);
+  }
+  ks::impl::BoundBias<T> bound() const {
+    ks::impl::LogitOperand<T> operand;
+    operand.data = memory.data();
+    operand.column_stride = 1;
+    return {operand};
+  }
+};
+
 // Logits that are -inf stay -inf, whatever factor and bias would make of them.
 TEST_F(CudaSlicedRows, Bfloat16RowsOfMinusInfinityWithScaleAndBias) {
   using ks::impl::BoundBias, ks::impl::BoundChain, ks::impl::BoundFunctor, ks::impl::ScaleFunction;
-  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   for (const std::int64_t columns : {16384, 50257, 65536}) {
-    const Memory<bhalf_t> bias("bias", columns);
-    fill(Exec(), bias.data(), 1, columns, 77);
-    const auto host_bias = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), bias);
-    host_bias(columns / 2) = bhalf_t(inf);
-    host_bias(columns - 3) = bhalf_t(nan);
-    Kokkos::deep_copy(bias, host_bias);
-    ks::impl::LogitOperand<bhalf_t> operand;
-    operand.data = bias.data();
-    operand.column_stride = 1;
+    const SpecialBias<bhalf_t> bias(columns, 1, 0);
     for (const double factor : {0.5, -0.5, 0.0, 1e6}) {
       SCOPED_TRACE(factor);
-      check_special_rows(columns,
-                         BoundChain<BoundFunctor<ScaleFunction>, BoundBias<bhalf_t>>{{{factor}}, {operand}});
+      check_special_rows(
+          columns, BoundChain<BoundFunctor<ScaleFunction>, BoundBias<bhalf_t>>{{{factor}}, bias.bound()});
     }
   }
 }
 
 // Of a bias alone the maximum may be that of sums rounded to 16 bits, where it is small: these are around
-// that. Sums of -inf and an infinite bias are NaN.
+// that.
 template <class T>
 void check_rows_with_bias(std::int64_t columns, std::initializer_list<float> shifts) {
-  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
-  const Memory<T> bias("bias", columns);
-  const auto host_bias = Kokkos::create_mirror_view(Kokkos::HostSpace(), bias);
   for (const float shift : shifts) {
     SCOPED_TRACE(shift);
-    fill(Exec(), bias.data(), 1, columns, 77);
-    Kokkos::deep_copy(host_bias, bias);
-    for (std::int64_t i = 0; i < columns; ++i)
-      host_bias(i) = T(static_cast<float>(host_bias(i)) * 0.25f + shift);
-    host_bias(columns / 2) = T(inf);
-    host_bias(columns - 3) = T(nan);
-    Kokkos::deep_copy(bias, host_bias);
-    ks::impl::LogitOperand<T> operand;
-    operand.data = bias.data();
-    operand.column_stride = 1;
-    check_special_rows<T>(columns, ks::impl::BoundBias<T>{operand});
+    const SpecialBias<T> bias(columns, 0.25f, shift);
+    check_special_rows<T>(columns, bias.bound());
   }
 }
 TEST_F(CudaSlicedRows, RowsOf16BitsWithBiasOfAnySize) {
