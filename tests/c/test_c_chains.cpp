@@ -141,11 +141,13 @@ void same_bits_without_kernels_of_its_own() {
                             {temperature},
                             {temperature, mask}};
     for (const Steps& chain : chains) {
-      // Logits of 16 bits that are nothing but kept or dropped are summed in a way of their own: see below.
+      // Logits of 16 bits that are nothing but kept or dropped, or have a bias of theirs and nothing else,
+      // are summed in a way of their own: see below.
       const bool only_drops = std::all_of(chain.begin(), chain.end(), [](const kokkossoftmax_transform& one) {
         return one.kind == KOKKOSSOFTMAX_MASK || one.kind == KOKKOSSOFTMAX_CAUSAL;
       });
-      if (only_drops && sizeof(T) == 2) continue;
+      const bool is_bias = chain.size() == 1 && chain[0].kind == KOKKOSSOFTMAX_BIAS;
+      if ((only_drops || is_bias) && sizeof(T) == 2) continue;
       Steps longer = chain;
       longer.insert(longer.end(), 2, step(KOKKOSSOFTMAX_SCALE, 1));
       for (const Call call : {softmax, log_softmax}) {
@@ -176,6 +178,21 @@ TYPED_TEST(CChains, SameBitsOfDroppedLogits) {
     same_bits<TypeParam, ks::bhalf_t>("mask", o, ks::mask(o.mask), {mask});
     same_bits<TypeParam, ks::bhalf_t>("mask and causal", o, ks::mask(o.mask), {mask, causal_step(columns)});
     same_bits<TypeParam, ks::bhalf_t>("causal and mask", o, ks::mask(o.mask), {causal_step(columns), mask});
+  }
+}
+
+// Of logits whose rounded maximum is as good, and of larger ones.
+TYPED_TEST(CChains, SameBitsOfBias) {
+  using Exec = TypeParam;
+  for (const int columns : {1, 37, 1003, 20000, 70001}) {
+    Operands<Exec, ks::bhalf_t> o(columns);
+    const Kokkos::View<ks::bhalf_t*, typename Exec::memory_space> bias("bias", columns);
+    Described c_bias(bias);
+    const auto step = step_of(KOKKOSSOFTMAX_BIAS, {&c_bias});
+    fill(bias, 14);
+    same_bits<Exec, ks::bhalf_t>("bias", o, ks::bias(bias), {step});
+    Kokkos::deep_copy(bias, ks::bhalf_t(1000));
+    same_bits<Exec, ks::bhalf_t>("large bias", o, ks::bias(bias), {step});
   }
 }
 
