@@ -53,11 +53,11 @@
 /// Why it cannot hang. Publishers wait for nothing but copies, announcers for slices of earlier tickets
 /// besides: whatever slice was handed out gets published. A row lacks slices that nobody took only while no
 /// slot is free, and tickets are handed out in order (those that a block has without drawing them it takes at
-/// once, into empty slots), so of all rows that some block waits for, the oldest
-/// could lack one only if it filled all slots of the grid itself: ruled out, since of a row at most as many
-/// slices as the grid has slots are held; those of a longer one that are read twice come first, and hold no
-/// slot while they wait. Where slices are parked, registers are slots like others in this: finishers wait for
-/// a row only when they have slices in all of theirs. All blocks are resident (the launch is cooperative).
+/// once, into empty slots), so of all rows that some block waits for, the oldest could lack one only if it
+/// filled all slots of the grid itself: ruled out, since of a row at most as many slices as the grid has
+/// slots are held; those of a longer one that are read twice come first, and hold no slot while they wait.
+/// Where slices are parked, registers are slots like others in this: finishers wait for a row only when they
+/// have slices in all of theirs. All blocks are resident (the launch is cooperative).
 
 #ifndef KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
 #define KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
