@@ -130,9 +130,10 @@ struct GridPipelinedShape {
   /// 20.6; with five and seven each 64 x 128256 21.8 and 22.7.)
   int own_tickets;
   /// Whether what was read of x is the first to leave L2, so that y stays there for who reads it next: where
-  /// one of them fits, but not both. (One H200, as above, without and with: float 64 x 128256 21.1 and 19.7,
-  /// 128 x 65536 24.2 and 22.7, bfloat16 128 x 128256 26.0 and 24.7; but float 90 x 128256 28.4 and 28.6, 110
-  /// x 128256 33.1 and 33.8, bfloat16 400 x 50257 30.6 and 31.1, and 1 GiB of float 0.96 and 0.92 of a copy.)
+  /// x is at most three quarters of it. (One H200, as above, without and with: float 64 x 128256 21.1
+  /// and 19.7, 128 x 65536 24.2 and 22.7, bfloat16 128 x 128256 26.0 and 24.7; but float 90 x 128256 28.4
+  /// and 28.6, 110 x 128256 33.1 and 33.8, bfloat16 400 x 50257 30.6 and 31.1, and 1 GiB of float 0.96 and
+  /// 0.92 of a copy.)
   bool x_leaves_l2_first;
   int slice_columns;
   int slots;
