@@ -927,10 +927,10 @@ struct GridPipelinedBlock {
 
   __device__ __forceinline__ PartialSoftmax<Acc> collect_row_from_memory(index_type position) const {
     if (shape.collects_slice_each) return collect_slice_each(words_of(position), shape.slices, tag(), lane);
-    if (shape.runs > 0) {
-      return collect_runs(run_words_of(position), shape.runs, words_of(position), shape.slices, tag(), lane);
-    }
-    return collect_slices(words_of(position), shape.slices, tag(), lane);
+    if (shape.runs > 0)
+      return collect_slices<true>(words_of(position), shape.slices, tag(), lane, run_words_of(position),
+                                  shape.runs);
+    return collect_slices<false>(words_of(position), shape.slices, tag(), lane);
   }
 
   /// The result of a row that begins in a slot and has all its slices in this block.
