@@ -182,6 +182,40 @@ TEST_F(CudaSlicedRows, DoubleRowsGiveTheSameBitsAnywhere) {
   check_same_bits<double>({5, 511, 513, 2049, 4097, 8193, 12289, 50257, 393215, 1572865});
 }
 
+// The slices of logsumexp come some at a time, of one row or of several: as many rows as leave any rest.
+template <class T>
+void check_logsumexp_of_rows(std::initializer_list<std::int64_t> lengths) {
+  const Exec exec;
+  constexpr std::int64_t most_rows = 530, rows_of_split = 6;
+  for (const std::int64_t columns : lengths) {
+    const Memory<T> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), most_rows * columns),
+        lse("lse", most_rows + 1), expected("expected", most_rows + rows_of_split);
+    fill(exec, x.data(), most_rows, columns);
+    {
+      const ks::ScopedImplementation forced(kernels[1]);
+      for (std::int64_t row = 0; row < most_rows; row += rows_of_split)
+        run(Operation::logsumexp, exec, x.data() + row * columns, expected.data() + row,
+            std::min(rows_of_split, most_rows - row), columns);
+    }
+    const ks::ScopedImplementation forced(kernels[0]);
+    for (const std::int64_t rows :
+         {1, 2, 3, 4, 5, 43, 44, 45, 131, 132, 133, 263, 264, 265, 395, 396, 397, 398, 527, 528, 529, 530}) {
+      Kokkos::deep_copy(exec, lse, T(-1));
+      run(Operation::logsumexp, exec, x.data(), lse.data(), rows, columns);
+      const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), lse);
+      EXPECT_EQ(different_bytes(exec, lse.data(), expected.data(), rows), 0)
+          << ks::scalar_name<T>() << ", " << rows << " x " << columns;
+      EXPECT_EQ(static_cast<float>(host(rows)), -1)
+          << ks::scalar_name<T>() << ", " << rows << " x " << columns;
+    }
+  }
+}
+TEST_F(CudaSlicedRows, LogsumexpOfAnyNumberOfRows) {
+  check_logsumexp_of_rows<float>({8200, 16386, 40000, 57344, 65536, 131073});
+  check_logsumexp_of_rows<bhalf_t>({16386, 33000, 131072});
+  check_logsumexp_of_rows<double>({16385, 40001});
+}
+
 // How the values of an operand lie: those of a row side by side or not, one row or one column for all.
 constexpr int operand_layouts = 5;
 template <class T>

@@ -57,7 +57,10 @@
 /// filled all slots of the grid itself: ruled out, since of a row at most as many slices as the grid has
 /// slots are held; those of a longer one that are read twice come first, and hold no slot while they wait.
 /// Where slices are parked, registers are slots like others in this: finishers wait for a row only when they
-/// have slices in all of theirs. All blocks are resident (the launch is cooperative).
+/// have slices in all of theirs; and a ticket drawn before its slot is free waits for the end of a slice
+/// whose row's result is there. Slices of logsumexp, of which a ticket may have several, keep their slots
+/// until the collector has seen them; what it waits for are slices of the same row before the last, never of
+/// a later one, so the blocks of the oldest row go on. All blocks are resident (the launch is cooperative).
 
 #ifndef KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
 #define KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
@@ -112,6 +115,15 @@ struct GridPipelinedShape {
   static constexpr int parked_vectors = ReductionPlan::usual_slice_bytes / copy_alignment / finishing_threads;
   /// A thread's registers then: in all as many as launch bounds give to these threads.
   static constexpr int publisher_registers = 64, finisher_registers = 136, other_registers = 80;
+  /// Cycles of a finisher's thread from a vector that it writes to y to the next one, and before it parks a
+  /// slice: a row's result is there for all blocks at once, and where they write as fast as they can, copies
+  /// to slots wait for that. Of a multiprocessor's slices one takes about 4000 cycles. (One H200, fractions
+  /// of a copy, without waiting, with 300 cycles and 400, and with 350 and 400: float 2.2 M columns 0.927,
+  /// 0.932, 0.932, 2.5 M 0.936, 0.942, 0.943, 3 M 0.935, 0.940, 0.933, 3.5 M 0.931, 0.942, 0.937, 4194304
+  /// 0.946, 0.960, 0.950, 4194303 0.923, 0.940, 0.931, 5 M 0.928, 0.933, 0.929, but 6 M 0.862, 0.845, 0.869;
+  /// with 350 and 800 0.86 to 0.89.)
+  static constexpr int store_cycles_of(index_type runs) { return runs > 0 ? 350 : 300; }
+  static constexpr int cycles_before_parking = 400;
   /// Of such a row the slices: more would not leave enough for the next one to come meanwhile. (One H200,
   /// fractions of a copy, parked and else: of float 7 M columns 0.77 and 0.74, 8.4 M 0.75 and 0.72.)
   static constexpr index_type most_slices_parked(index_type capacity) { return capacity * 8 / 10; }
@@ -120,10 +132,19 @@ struct GridPipelinedShape {
   /// columns of float, all read twice: 0.76 of a copy, with nothing kept on purpose 0.70.)
   static constexpr int most_bytes_kept = 24 * 1024 * 1024;
 
-  index_type slices;         ///< of a row
-  index_type runs;           ///< of slices, see ReductionPlan
-  index_type tickets_a_row;  ///< one for each slice, or one for all
-  double rows_a_ticket;
+  /// Of rows that are only read, the slices of a ticket where it does not have whole rows: to draw one takes
+  /// the producer half as long as memory takes for a slice. (One H200, GB/s of logsumexp with one, two and
+  /// three: float 65536 columns 4000, 4260, 4310, 393216 4040, 4300, 4345; bfloat16 16386 3730, 3910, 3945,
+  /// 65536 3770, 4110, 4165, 393216 3840, 4270, 4325.)
+  static constexpr int slices_read_at_once = 3;
+
+  index_type slices;      ///< of a row
+  index_type runs;        ///< of slices, see ReductionPlan
+  int slices_a_ticket;    ///< neighbours, of one row or several; of the last ticket perhaps fewer
+  bool whole_rows;        ///< whether a ticket has all slices of its rows: no block has to hear of another's
+  index_type all_slices;  ///< of the tickets of a launch
+  index_type tickets;     ///< of a launch
+  double rows_a_slice;    ///< 1 / slices
   /// A block's first, which it does not draw: the way to the counter and back comes before anything else. As
   /// many as it may have under way at once. (One H200, microseconds in a CUDA graph without and with: float
   /// 64 x 128256 21.6 and 21.0, 48 x 128256 16.7 and 15.7, 32 x 128256 12.0 and 11.4, 512 x 16385 21.4 and
@@ -135,6 +156,8 @@ struct GridPipelinedShape {
   /// and 28.6, 110 x 128256 33.1 and 33.8, bfloat16 400 x 50257 30.6 and 31.1, and 1 GiB of float 0.96 and
   /// 0.92 of a copy.)
   bool x_leaves_l2_first;
+  int store_cycles;          ///< see store_cycles_of
+  index_type paced_tickets;  ///< whose slices are written so: behind the others nothing is read
   int slice_columns;
   int slots;
   int slot_bytes;
@@ -173,23 +196,17 @@ struct GridPipelinedShape {
   KOKKOS_FORCEINLINE_FUNCTION int bytes_of_slots() const {
     return slots * slot_bytes + operand_slots * operand_slot_bytes;
   }
-  /// Whether no block has to hear of another's slices.
-  KOKKOS_FORCEINLINE_FUNCTION bool whole_rows() const { return tickets_a_row == 1; }
-  /// Tickets of a launch.
-  KOKKOS_FORCEINLINE_FUNCTION index_type tickets(index_type rows) const {
-    return rows * tickets_a_row + (rereads ? slices_reread : 0);
-  }
-  /// index / tickets_a_row and the rest: a division of 64 bits would take the producer's one thread longer
-  /// than all else that it does.
-  __device__ void divide(index_type index, index_type& quotient, index_type& rest) const {
-    quotient = __double2ll_rz(static_cast<double>(index) * rows_a_ticket);
-    rest = index - quotient * tickets_a_row;
-    if (rest < 0) {
-      --quotient;
-      rest += tickets_a_row;
-    } else if (rest >= tickets_a_row) {
-      ++quotient;
-      rest -= tickets_a_row;
+  /// Where the slice with this number, of those of all tickets, lies. (A division of 64 bits would take the
+  /// producer's one thread longer than all else that it does.)
+  __device__ void find(index_type number, index_type& position, index_type& slice) const {
+    position = __double2ll_rz(static_cast<double>(number) * rows_a_slice);
+    slice = number - position * slices;
+    if (slice < 0) {
+      --position;
+      slice += slices;
+    } else if (slice >= slices) {
+      ++position;
+      slice -= slices;
     }
   }
 };
@@ -219,7 +236,9 @@ struct SliceInSlot {
   SliceUse use;
   index_type index;  ///< of the slice in its row
   bool last_of_row;
-  int place;  ///< the slot that it lies in, where slices are parked
+  // Where slices are parked:
+  int place;         ///< the slot that it lies in
+  int store_cycles;  ///< see GridPipelinedShape; 0 where nothing is waited for
 
   /// Bytes of y before the first boundary that a bulk copy can start at.
   __device__ int bytes_before_boundary() const {
@@ -287,6 +306,12 @@ struct StagedColumns {
 __device__ __forceinline__ int opaque(int number) {
   asm volatile("" : "+r"(number));
   return number;
+}
+
+/// Until clock_cycles() is there, or past it by less than 2^31.
+__device__ __forceinline__ void wait_until_cycle(unsigned cycle) {
+  while (static_cast<int>(clock_cycles() - cycle) < 0) {
+  }
 }
 
 /// Turns a slice in its slot into its outputs. Which lane does what moves no bits. Outputs as large as the
@@ -411,8 +436,9 @@ struct SliceWriter {
     parked.end = end_of<Logits>(first, first + vectors * width, [](int, Acc held) { return held; }).value;
   }
 
-  /// Writes a parked slice of x and y that lie alike.
-  __device__ __forceinline__ void from_parked(const Parked& parked) const {
+  /// Writes a parked slice of x and y that lie alike, each thread a vector in so many cycles.
+  __device__ __forceinline__ void from_parked(const Parked& parked, int store_cycles) const {
+    unsigned next_store = clock_cycles();
     const int first = head();
     const int vectors = (slice.columns - first) / width;
     const End end = end_at(first, first + vectors * width);
@@ -426,6 +452,8 @@ struct SliceWriter {
 #pragma unroll
         for (int j = 0; j < width; ++j) value[j] = output_of(parked.vector[i].template element<Logits>(j));
         if (i * threads < left) store_streaming(to + i * threads, rounded<OutVector>(value));
+        next_store += static_cast<unsigned>(store_cycles);
+        wait_until_cycle(next_store);
       }
     });
   }
@@ -691,58 +719,63 @@ struct GridPipelinedBlock {
   }
 
   __device__ SliceUse usual_use() const { return writes_rows() ? SliceUse::hold : SliceUse::publish; }
-  __device__ int slices_of_ticket() const { return shape.whole_rows() ? static_cast<int>(shape.slices) : 1; }
+
+  /// The first slice of a ticket, and how many it has.
+  __device__ int begin_ticket(index_type ticket, index_type& position, index_type& slice) const {
+    const index_type first = ticket * shape.slices_a_ticket;
+    shape.find(first, position, slice);
+    return static_cast<int>(min(static_cast<index_type>(shape.slices_a_ticket), shape.all_slices - first));
+  }
+  __device__ void next_slice(index_type& position, index_type& slice) const {
+    if (++slice == shape.slices) {
+      slice = 0;
+      ++position;
+    }
+  }
 
   /// The thread that produces, ahead of that: fills the first slots with its own tickets.
   __device__ void begin() const {
     RingCursor at{0, 1};
     for (int i = 0; i < shape.own_tickets; ++i) {
-      index_type position = 0, first = 0;
-      shape.divide(blockIdx.x + static_cast<index_type>(i) * gridDim.x, position, first);
-      for (int s = 0; s < slices_of_ticket(); ++s) {
-        fill(at, at.slot, position, first + s, usual_use());
+      index_type position = 0, slice = 0;
+      int left = begin_ticket(blockIdx.x + static_cast<index_type>(i) * gridDim.x, position, slice);
+      for (; left > 0; --left) {
+        fill(at, at.slot, position, slice, usual_use());
         at.advance(turn());
+        next_slice(position, slice);
       }
     }
   }
 
+  __device__ index_type draw_ticket() const {
+    return static_cast<index_type>(shape.own_tickets) * gridDim.x +
+           static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
+  }
+
   /// One thread.
   __device__ void produce() const {
-    const index_type tickets = shape.tickets(problem.geometry.rows);
     RingCursor at{0, 1}, operands{0, 1}, copied;
-    int copies = shape.own_tickets * slices_of_ticket();  // under way
+    int copies = shape.own_tickets * shape.slices_a_ticket;  // under way
     at.advance(turn(), copies);
     if (shape.operand_slots > 0) operands.advance(shape.operand_slots, copies);
-    // (Both follow from `at`. One H200, 4 x 3000000 of float in a CUDA graph: so 31.5 us, found each
-    // time 32.4.)
-    [[maybe_unused]] RingCursor parked_next;  // whose slot is the next one
-    [[maybe_unused]] bool all_slots_used = false;
-    [[maybe_unused]] int place = 0;
-    index_type ticket = 0, position = 0, slice = 0;
-    index_type left = 0;  // slices of the ticket
+    index_type position = 0, slice = 0;
+    int left = 0;  // slices of the ticket
     SliceUse use = usual_use();
     for (;;) {
       GridPipelinedSlot<Problem>& next = ring[at.slot];
-      if constexpr (parks) {
-        if (all_slots_used) mbarrier_wait_parity(&ring[parked_next.slot].written, parked_next.parity);
-        mbarrier_wait_parity(&next.empty, at.parity);
-      } else {
-        mbarrier_wait_parity(shape.draws_early ? &next.written : &next.empty, at.parity);
-      }
+      mbarrier_wait_parity(shape.draws_early ? &next.written : &next.empty, at.parity);
       if (copies == shape.most_copies) {
         mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
         copied.advance(turn());
         --copies;
       }
       if (left == 0) {
-        ticket = static_cast<index_type>(shape.own_tickets) * gridDim.x +
-                 static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
-        if (ticket >= tickets) {
-          end(ticket == tickets + gridDim.x - 1, at);
+        const index_type ticket = draw_ticket();
+        if (ticket >= shape.tickets) {
+          end(ticket, at);
           return;
         }
-        shape.divide(ticket, position, slice);
-        left = slices_of_ticket();
+        left = begin_ticket(ticket, position, slice);
         if (shape.rereads) {
           use = SliceUse::hold;
           if (slice < shape.slices_reread) {
@@ -757,29 +790,60 @@ struct GridPipelinedBlock {
         if (use == SliceUse::publish && left == 1) {
           use = SliceUse::finish;
           --position;
-          slice = shape.slices_reread - slice;  // (it was advanced)
+          slice = shape.slices_reread - 1 - slice;
         }
         if (position < 0 || position >= problem.geometry.rows) {
           --left;
-          ++slice;
           continue;
         }
       }
       mbarrier_wait_parity(&next.empty, at.parity);
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
       if (shape.operand_slots > 0) mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
-      if constexpr (parks) {
-        next.slice.place = place;
-        if (all_slots_used) parked_next.advance(turn());
-        if (++place == shape.slots) {
-          place = 0;
-          all_slots_used = true;
-        }
-      }
       fill(at, operands.slot, position, slice, use);
       if (shape.operand_slots > 0) operands.advance(shape.operand_slots);
-      ++slice;
-      --left;
+      ++copies;
+      at.advance(turn());
+      if (--left > 0 && !shape.rereads) next_slice(position, slice);
+    }
+  }
+
+  /// The same where slices are parked. What is known of a slice then has a place in the ring that it leaves
+  /// when it is written to y, and the slot is free when it is parked. A ticket is drawn when the result is
+  /// there that the slice waits for whose place it gets: the rest takes about as long. (One H200, fractions
+  /// of a copy, drawn when the slot is free, when the place is, and so: 4194304 columns 0.957, 0.950, 0.960,
+  /// 4194303 0.922, 0.924, 0.940, 2.5 M 0.946, 0.940, 0.942.)
+  __device__ void produce_parked() const {
+    RingCursor at{0, 1}, copied, last_in_slot;
+    int copies = 0, slot_of_next = 0;
+    bool all_slots_used = false;
+    for (;;) {
+      GridPipelinedSlot<Problem>& next = ring[at.slot];
+      mbarrier_wait_parity(&next.ready, at.parity);
+      if (copies == shape.most_copies) {
+        mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
+        copied.advance(turn());
+        --copies;
+      }
+      const index_type ticket = draw_ticket();
+      if (ticket >= shape.tickets) {
+        end(ticket, at);
+        return;
+      }
+      index_type position = 0, slice = 0;
+      shape.find(ticket, position, slice);
+      mbarrier_wait_parity(&next.empty, at.parity);
+      if (all_slots_used) {
+        mbarrier_wait_parity(&ring[last_in_slot.slot].written, last_in_slot.parity);
+        last_in_slot.advance(turn());
+      }
+      next.slice.place = slot_of_next;
+      next.slice.store_cycles = ticket < shape.paced_tickets ? shape.store_cycles : 0;
+      if (++slot_of_next == shape.slots) {
+        slot_of_next = 0;
+        all_slots_used = true;
+      }
+      fill(at, 0, position, slice, SliceUse::hold);
       ++copies;
       at.advance(turn());
     }
@@ -788,9 +852,9 @@ struct GridPipelinedBlock {
   /// Every block draws one ticket that is none; who draws the last one leaves all ready for the next launch.
   /// That may be on its way meanwhile. (One H200, in a CUDA graph: 64 rows of 128256 floats in 22.2 us, and
   /// in 21.7 so, 32 in 13.0 and 12.2.)
-  __device__ void end(bool is_last, RingCursor at) const {
+  __device__ void end(index_type ticket, RingCursor at) const {
     grid_launch_dependents();
-    if (is_last) {
+    if (ticket == shape.tickets + gridDim.x - 1) {
       workspace.header->next_ticket = 0;
       workspace.end_launch(epoch);
     }
@@ -828,11 +892,12 @@ struct GridPipelinedBlock {
       copy.load_rest();
     });
     mbarrier_arrive_expect_tx(&ring[at.slot].full, bytes);
-    if (!shape.rereads && !shape.x_leaves_l2_first) {
+    if constexpr (parks) {
+      slice_copy.start(&ring[at.slot].full, createpolicy_evict_first());
+    } else if (!shape.rereads && !shape.x_leaves_l2_first) {
       slice_copy.start(&ring[at.slot].full);
     } else {
-      const bool keeps =
-          shape.rereads && use == SliceUse::publish && slice >= shape.slices_reread - shape.slices_kept;
+      const bool keeps = use == SliceUse::publish && slice >= shape.slices_reread - shape.slices_kept;
       slice_copy.start(&ring[at.slot].full, keeps ? createpolicy_evict_last() : createpolicy_evict_first());
     }
     with_copies_of_operands(in, [&](const auto& copy) { copy.start(&ring[at.slot].full); });
@@ -894,7 +959,7 @@ struct GridPipelinedBlock {
         if (lane == 0) let_finish(ring[at.slot]);
         return;
       }
-      if (shape.whole_rows()) {
+      if (shape.whole_rows) {
         collect_row_in_slots(at);
         at.advance(turn(), static_cast<int>(shape.slices) - 1);
         continue;
@@ -1184,7 +1249,7 @@ struct GridPipelinedBlock {
   /// One warp: joins what the publishers found, and tells the other blocks. (They themselves would be late
   /// for their next slice, one of them for each, and so would all that wait for it.)
   __device__ void announce() const {
-    if (shape.whole_rows()) return;
+    if (shape.whole_rows) return;
     for (RingCursor at;; at.advance(turn())) {
       GridPipelinedSlot<Problem>& held = ring[at.slot];
       mbarrier_wait_parity(&held.full, at.parity);
@@ -1253,7 +1318,8 @@ struct GridPipelinedBlock {
         if (is_there[i]) {
           mbarrier_wait_parity(&ring[oldest.slot].ready, oldest.parity);
           const SlicedRowResult<Problem> result = ring[oldest.slot].of_row;
-          SliceWriter<Problem>{ring[oldest.slot].slice, nullptr, warp, lane, result}.from_parked(slice[i]);
+          const SliceWriter<Problem> writer{ring[oldest.slot].slice, nullptr, warp, lane, result};
+          writer.from_parked(slice[i], ring[oldest.slot].slice.store_cycles);
           release(oldest);
           oldest.advance(turn());
           is_there[i] = false;
@@ -1266,6 +1332,8 @@ struct GridPipelinedBlock {
         mbarrier_wait_parity(&held.full, at.parity);
         ended = held.slice.use == SliceUse::end;
         if (!ended) {
+          if (held.slice.store_cycles > 0)
+            wait_until_cycle(clock_cycles() + GridPipelinedShape::cycles_before_parking);
           const SlicedRowResult<Problem> unknown{};
           SliceWriter<Problem>{held.slice, slot_of(at), warp, lane, unknown}.park(slice[i]);
           leave_slot(at);
@@ -1382,7 +1450,7 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
     mbarrier_init(&slot.operands_used, warps_of_group);
     // The publishers (where slices are parked, the finishers), who announces, the collector, and who stores.
     mbarrier_init(&slot.empty,
-                  warps_of_group + (shape.whole_rows() ? 0 : 1) + 1 + (finishes && !parks ? 1 : 0));
+                  warps_of_group + (shape.whole_rows ? 0 : 1) + 1 + (finishes && !parks ? 1 : 0));
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -1392,7 +1460,9 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   GridPipelinedBlock<Problem, parks> block{
       problem, shape, workspace, ring, grid_pipelined_slots, 0, static_cast<int>(threadIdx.x % 32)};
   // (The first copies are under way while others wait for the epoch.)
-  if (produces) block.begin();
+  if constexpr (!parks) {
+    if (produces) block.begin();
+  }
   if (threadIdx.x == 0) shared_epoch = workspace.epoch();
   __syncthreads();
   block.epoch = shared_epoch;
@@ -1415,7 +1485,13 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   }
   if constexpr (parks) setmaxnreg_dec<GridPipelinedShape::other_registers>();
   if (warp == publishers + warps_of_group) {
-    if (produces) block.produce();
+    if (produces) {
+      if constexpr (parks) {
+        block.produce_parked();
+      } else {
+        block.produce();
+      }
+    }
   } else if (warp == publishers + warps_of_group + 1) {
     block.collect();
   } else if (warp == publishers + warps_of_group + 2) {
@@ -1505,14 +1581,20 @@ struct GridPipelinedRows {
     shape.collects_slice_each =
         plan.slices <= 32 &&
         (!has_whole_lines || !only_copies || (plan.slices > 8 && !PartOfSlice<Problem>::has_transform));
-    // So that a block has one of these in its ring while another one comes.
-    shape.tickets_a_row = !shape.rereads && plan.slices <= shape.slots / 2 ? 1 : plan.slices;
+    shape.all_slices = problem.geometry.rows * plan.slices + (shape.rereads ? shape.slices_reread : 0);
+    // So that a block has one of these rows in its ring while another one comes.
+    shape.whole_rows = !shape.rereads && plan.slices <= shape.slots / 2;
+    shape.slices_a_ticket = shape.whole_rows ? static_cast<int>(plan.slices) : 1;
+    if (problem.operation == Operation::logsumexp && shape.slices_a_ticket == 1)
+      shape.slices_a_ticket = GridPipelinedShape::slices_read_at_once;
     if (!shape.rereads) {
       const int slices =
           shape.operand_slots > 0 ? std::min(shape.most_copies, shape.operand_slots) : shape.most_copies;
-      const index_type own = slices / (shape.whole_rows() ? plan.slices : 1);
+      // (Whole ones: begin() counts on that.)
+      const index_type tickets_a_block = shape.all_slices / shape.slices_a_ticket / device.multiprocessors;
+      shape.own_tickets = static_cast<int>(
+          std::min(static_cast<index_type>(slices / shape.slices_a_ticket), tickets_a_block));
       const RowGeometry& g = problem.geometry;
-      shape.own_tickets = static_cast<int>(std::min(own, shape.tickets(g.rows) / device.multiprocessors));
       shape.x_leaves_l2_first =
           problem.operation != Operation::logsumexp &&
           g.rows * g.columns * static_cast<index_type>(sizeof(In)) <= index_type(device.l2_bytes) / 4 * 3;
@@ -1548,7 +1630,10 @@ struct GridPipelinedRows {
     shape.parties = groups_of_publishers<Problem, true>;
     shape.rereads = true;  // (none of its slices, as it turns out)
     shape.most_copies = GridPipelinedShape::most_copies_of_held_rows;
-    shape.tickets_a_row = plan.slices;
+    shape.slices_a_ticket = 1;
+    shape.all_slices = problem.geometry.rows * plan.slices;
+    shape.store_cycles = GridPipelinedShape::store_cycles_of(plan.runs);
+    shape.paced_tickets = shape.all_slices - capacity;
     launch<true>(exec, device, problem, plan, shape);
     return true;
   }
@@ -1571,7 +1656,8 @@ struct GridPipelinedRows {
   template <bool parks, class Problem>
   static void launch(const Kokkos::Cuda& exec, const CooperativeLimits& device, const Problem& problem,
                      const ReductionPlan& plan, GridPipelinedShape& shape) {
-    shape.rows_a_ticket = 1.0 / static_cast<double>(shape.tickets_a_row);
+    shape.rows_a_slice = 1.0 / static_cast<double>(shape.slices);
+    shape.tickets = (shape.all_slices + shape.slices_a_ticket - 1) / shape.slices_a_ticket;
     const int known_bytes = GridPipelinedBlock<Problem, parks>::turn_of(shape) *
                             static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {

@@ -292,6 +292,13 @@ __device__ __forceinline__ void fence_proxy_async_shared() {
 #endif
 }
 
+/// %clock ("Special Registers: %clock"): cycles, modulo 2^32.
+__device__ __forceinline__ unsigned clock_cycles() {
+  unsigned now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+  return now;
+}
+
 /// barrier.cta.sync ("Parallel Synchronization and Communication Instructions: barrier") of `threads`
 /// threads, whole warps; 0 is the one of __syncthreads().
 __device__ __forceinline__ void barrier_sync(int barrier, int threads) {
