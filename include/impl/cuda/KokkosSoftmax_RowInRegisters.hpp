@@ -789,11 +789,17 @@ struct WarpPerRow {
   static void run_vectors(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
     using Plan = RowInRegistersPlan<Problem>;
     // Of rows that are only read a lane has more: blocks would come to an end faster than others begin. (One
-    // H200, GB/s of logsumexp of float, where each lane has two vectors and where it has up to eight: 64
-    // columns 3870 and 4150, 128 3780 and 4280, 256 4000 and 4370; bfloat16 the same within 1 %.)
+    // H200, GB/s of logsumexp of float, where each lane has two vectors and so: 64 columns 3870 and 4270, 128
+    // 3780 and 4280, 256 4000 and 4370; bfloat16 the same within 1 %.)
     constexpr bool may_have_more =
         !is_packed<Problem> && std::is_same_v<typename Problem::Transform, BoundIdentity>;
-    const bool has_more = may_have_more && problem.operation == Operation::logsumexp;
+    const bool has_more = may_have_more && problem.operation == Operation::logsumexp && vectors > 2 * 4;
+    if constexpr (may_have_more) {
+      if (has_more && vectors <= 4 * 4) {
+        launch<4, false, 4>(exec, problem);
+        return;
+      }
+    }
     if (vectors <= 2 * 4) {
       launch<2, false, 4>(exec, problem);
     } else if (!has_more && Plan::fills(vectors, 2, 8)) {
