@@ -800,15 +800,18 @@ struct WarpPerRow {
         return;
       }
     }
+    const auto fills = [&](int of_lane, int lanes) {
+      return !has_more && Plan::fills(vectors, of_lane, lanes);
+    };
     if (vectors <= 2 * 4) {
       launch<2, false, 4>(exec, problem);
-    } else if (!has_more && Plan::fills(vectors, 2, 8)) {
+    } else if (fills(2, 8)) {
       launch<2, false, 8>(exec, problem);
-    } else if (!has_more && Plan::fills(vectors, 2, 16)) {
+    } else if (fills(2, 16)) {
       launch<2, false, 16>(exec, problem);
-    } else if (!has_more && Plan::fills(vectors, 2, 32)) {
+    } else if (fills(2, 32)) {
       launch<2, false, 32>(exec, problem);
-    } else if (!has_more && Plan::fills(vectors, 4, 32)) {
+    } else if (fills(4, 32)) {
       launch_warp_or_warps<4, false>(exec, problem);
     } else if (vectors <= 8 * 4) {
       launch<8, false, 4>(exec, problem);
