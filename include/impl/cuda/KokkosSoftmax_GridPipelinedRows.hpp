@@ -12,7 +12,7 @@
 ///   finishers     (8 warps) turn the slot's slice into exp(x - max) / sum, in place;
 ///   a storer      (1 thread) starts the bulk copy of the slot to y. When it is read, the slot is free.
 /// None of them waits for a later one, so the way through L2 and the reduction of one slice are hidden behind
-/// the copies of others. A row of so few slices that a block holds two such rows has a ticket of its own, and
+/// the copies of others. A row of so few slices that a block holds two such rows has one ticket for all, and
 /// its slices never leave the block: the way through L2 for each would take longer than its copy.
 ///
 /// Rows that fill much of the shared memory of the whole grid: finishers take their part of a slice into
@@ -132,8 +132,8 @@ struct GridPipelinedShape {
   /// columns of float, all read twice: 0.76 of a copy, with nothing kept on purpose 0.70.)
   static constexpr int most_bytes_kept = 24 * 1024 * 1024;
 
-  /// Of rows that are only read, the slices of a ticket where it does not have whole rows: to draw one takes
-  /// the producer half as long as memory takes for a slice. (One H200, GB/s of logsumexp with one, two and
+  /// Of rows that are only read, the slices of a ticket where it would have but one: to draw it takes the
+  /// producer half as long as memory takes for a slice. (One H200, GB/s of logsumexp with one, two and
   /// three: float 65536 columns 4000, 4260, 4310, 393216 4040, 4300, 4345; bfloat16 16386 3730, 3910, 3945,
   /// 65536 3770, 4110, 4165, 393216 3840, 4270, 4325.)
   static constexpr int slices_read_at_once = 3;
