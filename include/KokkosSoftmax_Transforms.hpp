@@ -90,6 +90,13 @@ concept drops_logits = requires(const RowStage& stage) {
   stage.keeps(index_type(0));
 };
 
+/// Says from which column on it drops all logits, of a row of so many (may be below 0): these need not be
+/// read.
+template <class RowStage>
+concept knows_end_of_kept = requires(const RowStage& stage) {
+  { stage.end_of_kept(index_type(0)) } -> std::same_as<index_type>;
+};
+
 /// Whether logits that are multiplied or divided by it stay in order, and neither all of them become 0 nor
 /// -inf becomes NaN.
 template <class Acc>
@@ -698,12 +705,11 @@ KOKKOS_FORCEINLINE_FUNCTION bool stage_keeps_minus_infinity(const RowStage& stag
   }
 }
 
-/// All columns of a row of so many from here on are dropped, so that their logits need not be read. (May be
-/// below 0.)
+/// All columns of a row of so many from here on are dropped. Not below 0.
 template <class RowStage>
 KOKKOS_FORCEINLINE_FUNCTION index_type end_of_kept(const RowStage& stage, index_type columns) {
-  if constexpr (requires { stage.end_of_kept(columns); }) {
-    return Kokkos::min(columns, stage.end_of_kept(columns));
+  if constexpr (knows_end_of_kept<RowStage>) {
+    return Kokkos::clamp<index_type>(stage.end_of_kept(columns), 0, columns);
   } else {
     return columns;
   }
@@ -778,7 +784,8 @@ struct BoundChain {
       apply_stage_to_neighbours<width>(a, value, kept, first);
       apply_stage_to_neighbours<width>(b, value, kept, first);
     }
-    KOKKOS_FORCEINLINE_FUNCTION index_type end_of_kept(index_type columns) const {
+    KOKKOS_FORCEINLINE_FUNCTION index_type end_of_kept(index_type columns) const
+        requires(knows_end_of_kept<RowA> || knows_end_of_kept<RowB>) {
       return Kokkos::min(impl::end_of_kept(a, columns), impl::end_of_kept(b, columns));
     }
     KOKKOS_FORCEINLINE_FUNCTION bool keeps_minus_infinity() const

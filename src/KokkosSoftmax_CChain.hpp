@@ -166,6 +166,15 @@ struct BoundAnyChain {
     index_type
         at[max_steps];  ///< of a step's operand, the row's offset; of causal, the last column that is kept
 
+    KOKKOS_FORCEINLINE_FUNCTION index_type end_of_kept(index_type columns) const {
+      index_type end = columns;
+      for (std::int32_t s = 0; s < chain->count; ++s) {
+        if (chain->step[s].kind == KOKKOSSOFTMAX_CAUSAL)
+          end = Kokkos::min(end, impl::BoundCausal::Row{at[s]}.end_of_kept(columns));
+      }
+      return end;
+    }
+
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
       Acc values[1] = {value};

@@ -228,7 +228,7 @@ struct RowRegisters {
   /// What no logit is kept of need not be read.
   template <class TransformRow>
   __device__ static int end_of_read(const TransformRow& transform, int columns) {
-    return static_cast<int>(Kokkos::max<index_type>(0, end_of_kept(transform, columns)));
+    return static_cast<int>(end_of_kept(transform, columns));
   }
 
   /// load() of an interleaved row that ends at `end` from shared memory. (It always looks for -inf: that
