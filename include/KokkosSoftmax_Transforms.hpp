@@ -91,7 +91,7 @@ concept drops_logits = requires(const RowStage& stage) {
 };
 
 /// Says from which column on it drops all logits, of a row of so many (may be below 0): these need not be
-/// read.
+/// read. What it is bound to says whether it does that in any row (drops_ends).
 template <class RowStage>
 concept knows_end_of_kept = requires(const RowStage& stage) {
   { stage.end_of_kept(index_type(0)) } -> std::same_as<index_type>;
@@ -445,6 +445,7 @@ struct BoundMask {
 
 struct BoundCausal {
   index_type offset, queries, rows_per_query;
+  KOKKOS_FORCEINLINE_FUNCTION bool drops_ends(index_type columns) const { return offset < columns - 1; }
   /// In columns that are less than 2^31 after `origin`.
   struct RowFrom {
     index_type origin;
@@ -482,7 +483,17 @@ struct BoundCausal {
     }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
-    return {(row / rows_per_query) % queries + offset};
+    index_type query = rows_per_query == 1 ? row : quotient(row, rows_per_query);
+    if (query >= queries) query -= quotient(query, queries) * queries;
+    return {query + offset};
+  }
+
+ private:
+  /// A device has no instructions for it, and many of 64 bits.
+  KOKKOS_FORCEINLINE_FUNCTION static index_type quotient(index_type a, index_type b) {
+    constexpr index_type most = 0xffffffff;
+    if (a <= most && b <= most) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+    return a / b;
   }
 };
 
@@ -727,6 +738,16 @@ KOKKOS_FORCEINLINE_FUNCTION void apply_stage_to_neighbours(const RowStage& stage
   }
 }
 
+/// Whether a bound stage drops the end of any row of so many columns.
+template <class Bound>
+KOKKOS_FORCEINLINE_FUNCTION bool drops_ends(const Bound& bound, index_type columns) {
+  if constexpr (requires { bound.drops_ends(columns); }) {
+    return bound.drops_ends(columns);
+  } else {
+    return false;
+  }
+}
+
 /// Operands of a bound stage that have a value for each logit.
 template <class Bound>
 inline constexpr int operands_of = [] {
@@ -765,6 +786,9 @@ struct BoundChain {
   A a;
   B b;
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return rows_are_alike(a) && rows_are_alike(b); }
+  KOKKOS_FORCEINLINE_FUNCTION bool drops_ends(index_type columns) const {
+    return impl::drops_ends(a, columns) || impl::drops_ends(b, columns);
+  }
   template <class RowA, class RowB>
   struct RowWith {
     RowA a;
@@ -1212,7 +1236,8 @@ auto keep_if(Predicate predicate) {
   return impl::KeepIf<Predicate>(std::move(predicate));
 }
 
-/// Keeps column <= query + offset, the query being the index along the dimension before the axis.
+/// Keeps column <= query + offset, the query being the index along the dimension before the axis. Where the
+/// columns of a row are contiguous, most of what lies behind that is not read.
 inline auto causal(index_type offset = 0) {
   return impl::Causal(offset);
 }

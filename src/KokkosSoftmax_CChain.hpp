@@ -160,6 +160,9 @@ struct BoundAnyChain {
   BoundStep step[max_steps];
 
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return rows_alike; }
+  KOKKOS_FORCEINLINE_FUNCTION bool drops_ends(index_type) const {
+    return kinds & std::uint32_t(1) << KOKKOSSOFTMAX_CAUSAL;
+  }
 
   struct Row {
     const BoundAnyChain* chain;

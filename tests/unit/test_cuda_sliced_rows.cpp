@@ -370,6 +370,88 @@ TEST_F(CudaSlicedRows, Bfloat16RowsWithMask) {
         columns, [&](int layout, std::int64_t rows) { return operands.bound_mask(layout, rows); });
   }
 }
+
+/// Makes what a causal mask drops NaN, +inf and large numbers in turn, or all of it -inf.
+template <class T>
+struct SpoilDropped {
+  T* data;
+  std::int64_t columns, offset;
+  bool minus_infinity;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const std::int64_t row = i / columns, column = i % columns;
+    if (column <= row + offset) return;
+    using ks::impl::infinity_v, ks::impl::nan_v;
+    data[i] = T(minus_infinity ? -infinity_v<float>
+                : i % 3 == 0   ? nan_v<float>
+                : i % 3 == 1   ? infinity_v<float>
+                               : 3e4f);
+  }
+};
+
+// Slices behind the end of what a row keeps are not read: the bits of rows that hold -inf there, by either
+// kernel. `chain(causal, rows)`: a transform with the mask in it.
+template <class T, class Chain>
+void check_dropped_ends(std::int64_t columns, const Chain& chain) {
+  using ks::impl::BoundCausal, ks::impl::GridPipelinedRows, ks::impl::SplitRows;
+  const Exec exec;
+  // So many that slots of the ring are used again.
+  const std::int64_t rows = std::clamp<std::int64_t>((1 << 23) / columns, 5, 400), count = rows * columns;
+  const Memory<T> x("x", count + 8), y("y", count + 8), expected("expected", count + 8);
+  for (const std::int64_t offset :
+       {-2 * rows, -std::int64_t(2), std::int64_t(20), std::int64_t(4094), std::int64_t(8190),
+        std::int64_t(16382), columns / 2, columns - 7, 2 * columns}) {
+    for (const std::int64_t shift : {0, 1}) {
+      T* const logits = x.data() + shift;
+      for (const auto operation : operations) {
+        const std::int64_t results = operation == Operation::logsumexp ? rows : count;
+        const auto run_spoiled = [&]<class Kernel>(Kernel, bool minus_infinity, T* to) {
+          fill(exec, logits, rows, columns);
+          Kokkos::parallel_for("spoil",
+                               Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, count),
+                               SpoilDropped<T>{logits, columns, offset, minus_infinity});
+          Kokkos::deep_copy(exec, Memory<T>(y), T(-1));
+          const BoundCausal causal{minus_infinity ? 2 * columns : offset, rows, 1};
+          return run_kernel<Kernel>(operation, exec, logits, to, rows, columns, chain(causal, rows));
+        };
+        ASSERT_TRUE(run_spoiled(GridPipelinedRows(), true, expected.data()));
+        ASSERT_TRUE(run_spoiled(GridPipelinedRows(), false, y.data()));
+        EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), results), 0)
+            << reference::name(operation) << ", " << columns << " columns, offset " << offset;
+        if (!run_spoiled(SplitRows(), false, y.data())) continue;
+        EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), results), 0)
+            << "split_rows, " << reference::name(operation) << ", " << columns << " columns, offset "
+            << offset;
+      }
+    }
+  }
+}
+
+TEST_F(CudaSlicedRows, EndsThatACausalMaskDrops) {
+  using namespace ks::impl;
+  const auto causal = [](const BoundCausal& c, std::int64_t) { return c; };
+  const auto scaled = [](const BoundCausal& c, std::int64_t) {
+    return BoundChain<BoundFunctor<ScaleFunction>, BoundCausal>{{{0.25}}, c};
+  };
+  // (In slices of one block, in slices of all, and read twice.)
+  for (const std::int64_t columns : {16384, 20003, 65536, 131074, 4700000}) {
+    check_dropped_ends<float>(columns, scaled);
+  }
+  for (const std::int64_t columns : {16392, 20003, 65536, 131074, 9000000}) {
+    check_dropped_ends<bhalf_t>(columns, causal);
+    check_dropped_ends<bhalf_t>(columns, scaled);
+  }
+  for (const std::int64_t columns : {20003, 65536}) check_dropped_ends<half_t>(columns, scaled);
+  for (const std::int64_t columns : {20003, 131072}) {
+    const Operands<bhalf_t> operands(columns);
+    for (const int layout : {0, 1, 2}) {
+      check_dropped_ends<bhalf_t>(columns, [&](const BoundCausal& c, std::int64_t rows) {
+        return BoundChain<BoundChain<BoundBias<bhalf_t>, BoundMask<bool>>, BoundCausal>{
+            {operands.bound_bias(layout, rows), operands.bound_mask(layout, rows)}, c};
+      });
+    }
+  }
+}
+
 TEST_F(CudaSlicedRows, Bfloat16RowsWithBias) {
   for (const std::int64_t columns : {1001, 16384, 32771, 50257, 65536, 4400003}) {
     const Operands<bhalf_t> operands(columns);

@@ -156,6 +156,10 @@ struct GridPipelinedShape {
   /// and 28.6, 110 x 128256 33.1 and 33.8, bfloat16 400 x 50257 30.6 and 31.1, and 1 GiB of float 0.96 and
   /// 0.92 of a copy.)
   bool x_leaves_l2_first;
+  /// Whether the transform drops ends of rows, which are not read then. (Asked here, for it takes the
+  /// producer's one thread long to find each row's: one H200, fractions of a copy, 65536 columns of bfloat16
+  /// with a factor and a causal mask that keeps all 0.96 and 0.92.)
+  bool drops_ends;
   int store_cycles;          ///< see store_cycles_of
   index_type paced_tickets;  ///< whose slices are written so: behind the others nothing is read
   int slice_columns;
@@ -236,6 +240,8 @@ struct SliceInSlot {
   SliceUse use;
   index_type index;  ///< of the slice in its row
   bool last_of_row;
+  // Where rows may drop ends:
+  int kept;  ///< of its columns; behind them all are dropped
   // Where slices are parked:
   int place;         ///< the slot that it lies in
   int store_cycles;  ///< see GridPipelinedShape; 0 where nothing is waited for
@@ -458,6 +464,29 @@ struct SliceWriter {
     });
   }
 
+  /// Of logits that are all dropped, whatever is in the slot.
+  template <class Release>
+  __device__ void of_dropped(const Release& release) const {
+    Acc output = 0;
+    row.with_output([&](const auto& output_of) { output = output_of(-infinity_v<Acc>); });
+    constexpr int width = GridPipelinedShape::copy_alignment / static_cast<int>(sizeof(Out));
+    struct alignas(GridPipelinedShape::copy_alignment) Vector {
+      Out e[width];
+    } vector;
+#pragma unroll
+    for (Out& e : vector.e) e = store_as<Out>(output);
+    // As a bulk copy takes them; the others go to y.
+    const int first =
+        through_slot ? min(slice.bytes_before_boundary() / static_cast<int>(sizeof(Out)), slice.columns) : 0;
+    const int vectors = through_slot ? (slice.columns - first) / width : 0;
+    auto* const to = reinterpret_cast<Vector*>(slot + slice.bytes_before_outputs() +
+                                               first * static_cast<int>(sizeof(Out)));
+    for (int i = thread(); i < vectors; i += threads) to[i] = vector;
+    for (int c = thread(); c < slice.columns - vectors * width; c += threads)
+      slice.y[c < first ? c : c + vectors * width] = vector.e[0];
+    release();
+  }
+
   /// From transformed logits in the slot.
   template <class Release>
   __device__ void from_logits(const Release& release) const {
@@ -675,6 +704,8 @@ struct GridPipelinedBlock {
   using Part = PartOfSlice<Problem>;
   /// The exponentials go back to the slot where they fit, so that a finisher only scales them.
   static constexpr bool has_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
+  /// Whether rows may have an end of which nothing is kept: it is not read.
+  static constexpr bool may_drop_ends = knows_end_of_kept<typename Problem::Transform::Row>;
   /// So do the transformed logits, so that a transform and its operands are used once.
   static constexpr bool has_logits = Part::has_transform && (std::is_same_v<In, Acc> || Part::packed);
   static constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
@@ -740,7 +771,7 @@ struct GridPipelinedBlock {
       index_type position = 0, slice = 0;
       int left = begin_ticket(blockIdx.x + static_cast<index_type>(i) * gridDim.x, position, slice);
       for (; left > 0; --left) {
-        fill(at, at.slot, position, slice, usual_use());
+        fill(at, at.slot, position, slice, usual_use(), columns_to_end(position, slice));
         at.advance(turn());
         next_slice(position, slice);
       }
@@ -797,10 +828,11 @@ struct GridPipelinedBlock {
           continue;
         }
       }
+      const int to_end = columns_to_end(position, slice);
       mbarrier_wait_parity(&next.empty, at.parity);
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
       if (shape.operand_slots > 0) mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
-      fill(at, operands.slot, position, slice, use);
+      fill(at, operands.slot, position, slice, use, to_end);
       if (shape.operand_slots > 0) operands.advance(shape.operand_slots);
       ++copies;
       at.advance(turn());
@@ -843,7 +875,7 @@ struct GridPipelinedBlock {
         slot_of_next = 0;
         all_slots_used = true;
       }
-      fill(at, 0, position, slice, SliceUse::hold);
+      fill(at, 0, position, slice, SliceUse::hold, columns_to_end(position, slice));
       ++copies;
       at.advance(turn());
     }
@@ -866,8 +898,19 @@ struct GridPipelinedBlock {
     }
   }
 
+  __device__ static int kept(const SliceInSlot<Problem>& in) { return may_drop_ends ? in.kept : in.columns; }
+  /// Columns from a slice's first one up to the end of what its row keeps.
+  __device__ int columns_to_end(index_type position, index_type slice) const {
+    constexpr index_type most = 0x7fffffff;
+    if (!may_drop_ends || !shape.drops_ends) return most;
+    const RowGeometry& g = problem.geometry;
+    const index_type end = end_of_kept(problem.transform.at_row(g.row(position).index), g.columns);
+    return static_cast<int>(Kokkos::clamp<index_type>(end - slice * shape.slice_columns, 0, most));
+  }
+
+  /// `to_end`: columns_to_end, which is found before the slot is waited for.
   __device__ void fill(const RingCursor& at, int operands, index_type position, index_type slice,
-                       SliceUse use) const {
+                       SliceUse use, int to_end) const {
     const RowGeometry& g = problem.geometry;
     const RowGeometry::Row where = g.row(position);
     SliceInSlot<Problem>& in = ring[at.slot].slice;
@@ -883,7 +926,8 @@ struct GridPipelinedBlock {
     in.use = use;
     in.last_of_row = slice == shape.slices - 1;
     in.operand_slot = operands;
-    const BulkCopy<In> slice_copy(x, x + columns, shape.x_end, slot_of(at));
+    if constexpr (may_drop_ends) in.kept = min(in.columns, to_end);
+    const BulkCopy<In> slice_copy(x, x + kept(in), shape.x_end, slot_of(at));
     in.shift = slice_copy.shift();
     std::uint32_t bytes = slice_copy.bytes();
     slice_copy.load_rest();
@@ -911,7 +955,7 @@ struct GridPipelinedBlock {
       int i = 0;
       map_operands(problem.transform.at_row(in.row), [&](const auto& operand) {
         const auto* const first = operand.data + in.first_column;
-        use(BulkCopy(first, first + in.columns, shape.operand[i].end,
+        use(BulkCopy(first, first + kept(in), shape.operand[i].end,
                      operand_slot(in.operand_slot) + shape.operand[i].at));
         ++i;
         return operand;
@@ -1225,12 +1269,16 @@ struct GridPipelinedBlock {
   __device__ __forceinline__ void publish_slice(const RingCursor& at, int warp) const {
     const SliceInSlot<Problem>& in = ring[at.slot].slice;
     In* const slice = reinterpret_cast<In*>(slot_of(at) + in.shift);
-    with_transform(in, [&](const auto& transform) {
-      const PartialSoftmax<Acc> found = Part::takes_units(slice, transform, in.first_column)
-                                            ? reduce_in_slot<false>(in, slice, warp, transform)
-                                            : reduce_in_slot<true>(in, slice, warp, transform);
-      if (lane == 0) ring[at.slot].of_warp[warp] = found;
-    });
+    if (may_drop_ends && kept(in) == 0) {
+      if (lane == 0) ring[at.slot].of_warp[warp] = PartialSoftmax<Acc>::none();
+    } else {
+      with_transform(in, [&](const auto& transform) {
+        const PartialSoftmax<Acc> found = Part::takes_units(slice, transform, in.first_column)
+                                              ? reduce_in_slot<false>(in, slice, warp, transform)
+                                              : reduce_in_slot<true>(in, slice, warp, transform);
+        if (lane == 0) ring[at.slot].of_warp[warp] = found;
+      });
+    }
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
     if (!finishes_from_inputs(in.use)) release_operands(in);
@@ -1350,6 +1398,13 @@ struct GridPipelinedBlock {
     const SliceInSlot<Problem>& in = held.slice;
     const SlicedRowResult<Problem> result = held.of_row;
     const SliceWriter<Problem> writer{in, slot(at.slot), warp, opaque(lane), result};
+    if constexpr (may_drop_ends) {
+      if (kept(in) == 0) {
+        if (finishes_from_inputs(in.use)) release_operands(in);
+        writer.of_dropped(done);
+        return;
+      }
+    }
     if constexpr (has_exponentials || has_logits) {
       if (in.use == SliceUse::hold && writes_back(problem.operation, shape)) {
         mbarrier_wait_parity(&held.reduced, at.parity);
@@ -1575,9 +1630,13 @@ struct GridPipelinedRows {
     shape.most_copies =
         std::max(1, std::min(std::max(copies, copies * ReductionPlan::usual_slice_bytes / shape.slot_bytes),
                              shape.slots - shape.parties));
+    if constexpr (GridPipelinedBlock<Problem>::may_drop_ends)
+      shape.drops_ends = impl::drops_ends(problem.transform, problem.geometry.columns);
     shape.draws_early = problem.operation != Operation::logsumexp &&
                         (sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0);
-    constexpr bool only_copies = !PartOfSlice<Problem>::has_transform || PartOfSlice<Problem>::packed;
+    constexpr bool only_copies =
+        !PartOfSlice<Problem>::has_transform ||
+        (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
     shape.collects_slice_each =
         plan.slices <= 32 &&
         (!has_whole_lines || !only_copies || (plan.slices > 8 && !PartOfSlice<Problem>::has_transform));
