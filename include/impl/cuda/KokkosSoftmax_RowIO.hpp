@@ -9,9 +9,9 @@
 ///   interleaved   rows of any other length: neighbours lie in neighbouring threads, so that accesses of
 ///                 single elements coalesce at any alignment. Long rows with operands, and these, are read
 ///                 by way of shared memory (StagedRowPlan says which), those of 16 bits written so, too.
-///   by address    16 bits in and out without a transform (PackedRow): vectors of 16 bytes begin at the
-///                 boundaries of memory, wherever the row begins. Sums of these rows are exact, so that which
-///                 thread adds what makes no difference.
+///   by address    16 bits in and out, without a transform or with one of those that keeps_rows_packed names
+///                 (PackedRow): vectors of 16 bytes begin at the boundaries of memory, wherever the row
+///                 begins. Sums of these rows are exact, so that which thread adds what makes no difference.
 
 #ifndef KOKKOSSOFTMAX_ROWIO_HPP
 #define KOKKOSSOFTMAX_ROWIO_HPP
@@ -565,7 +565,8 @@ struct RowRegisters {
 
 /// A row of 16 bits by address: in vectors of memory's 16 bytes. Where it lies `anywhere`, the first and the
 /// last of these may hold less of the row. Pairs stay as they lie in memory until they are used.
-template <class T, int vectors_, bool anywhere>
+/// `may_drop_end`: rows may have an end of which nothing is kept.
+template <class T, int vectors_, bool anywhere, bool may_drop_end = false>
 struct PackedRow {
   static constexpr int vectors = vectors_;
   static constexpr int width = 8;  ///< elements of a vector
@@ -590,24 +591,27 @@ struct PackedRow {
     return vectors > 2 && k >= 2 && offset(k, threads) >= columns + (anywhere ? width - 1 : 0);
   }
 
-  /// Reads the row; around it -inf. So many elements behind it may be read, too.
+  /// Reads what is kept of the row; around it -inf. So many elements behind the row may be read, too.
   template <class Threads>
-  __device__ void load(const T* x, index_type may_read_behind, int columns_, const Threads& threads) {
+  __device__ void load(const T* x, index_type may_read_behind, int columns_, int kept,
+                       const Threads& threads) {
     columns = columns_;
+    if constexpr (!may_drop_end) kept = columns;
     before = anywhere ? static_cast<int>(reinterpret_cast<std::uintptr_t>(x) % 16 / sizeof(T)) : 0;
     left = columns + before - threads.index * width;
     const uint4* const from = anchored(reinterpret_cast<const uint4*>(x - before) + threads.index);
     const uint4 nothing{minus_infinities, minus_infinities, minus_infinities, minus_infinities};
     // Whole vectors are read at the ends, too: before a row lies its allocation, which begins at a boundary,
     // behind it as a rule another row.
-    const int end = before + columns, in_last = (end - 1) % width + 1;
-    const bool whole = !anywhere || __all_sync(0xffffffffu, may_read_behind >= width - in_last);
+    const int end = before + kept, in_last = (end - 1) % width + 1, left_to_read = left - (columns - kept);
+    const bool whole =
+        !anywhere || __all_sync(0xffffffffu, may_read_behind + (columns - kept) >= width - in_last);
     const int least_left = whole ? 1 : width;
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       if (skips(k, threads)) break;
       uint4 vector = nothing;
-      if (left >= offset(k, threads) + least_left) vector = __ldcs(from + k * threads.count);
+      if (left_to_read >= offset(k, threads) + least_left) vector = __ldcs(from + k * threads.count);
       keep(k, vector);
     }
     if (!whole && in_last < width) {
@@ -637,7 +641,7 @@ struct PackedRow {
         }
       }
     }
-    if constexpr (anywhere) {
+    if constexpr (anywhere || may_drop_end) {
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
         if (skips(k, threads)) break;
@@ -647,7 +651,7 @@ struct PackedRow {
             if (i < before) drop(k, i);
           }
         }
-        const int inside = left - offset(k, threads);
+        const int inside = left_to_read - offset(k, threads);
         if (inside < width && inside > 0) {
 #pragma unroll
           for (int i = 1; i < width; ++i) {

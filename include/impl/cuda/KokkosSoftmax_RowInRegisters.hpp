@@ -30,11 +30,59 @@ __device__ __forceinline__ T fold_accumulators(T* a, const Operation& operation)
   }
 }
 
+/// Transforms that make of all logits of a row the same, but for an end that they drop. (Of the chains for
+/// which that holds those that the C interface has kernels for: the others have another's bits there.)
+template <class Bound>
+inline constexpr bool keeps_rows_packed = false;
+template <>
+inline constexpr bool keeps_rows_packed<BoundIdentity> = true;
+template <>
+inline constexpr bool keeps_rows_packed<BoundCausal> = true;
+template <>
+inline constexpr bool keeps_rows_packed<BoundTemperature<float>> = true;
+using BoundScale = BoundFunctor<ScaleFunction>;
+template <>
+inline constexpr bool keeps_rows_packed<BoundScale> = true;
+template <>
+inline constexpr bool keeps_rows_packed<BoundChain<BoundScale, BoundCausal>> = true;
+template <>
+inline constexpr bool keeps_rows_packed<BoundChain<BoundCausal, BoundScale>> = true;
+
 /// Whether rows are held by address: 16 bits are content with sums in coarse units, and no transform asks for
 /// operands that lie like the row.
 template <class Problem>
 inline constexpr bool is_packed = is_16_bit_v<typename Problem::In>&& is_16_bit_v<typename Problem::Out>&&
-    std::is_same_v<typename Problem::Transform, BoundIdentity>;
+    keeps_rows_packed<typename Problem::Transform>;
+
+/// Values of 16 bits that are logits.
+template <class In>
+struct LogitsOf16Bits {
+  __device__ float operator()(float value) const { return value; }
+  __device__ auto exponential_below(float max) const { return ExponentialOf16Bits<In>(max); }
+};
+
+/// Logits that a transform makes of values of 16 bits whenever they are used. `in_order`: they have the order
+/// of the values, -inf among them, and what is subtracted from them is small (ExponentialBelow). To the same
+/// bits without.
+template <class TransformRow, bool in_order>
+struct TransformedLogits {
+  const TransformRow& transform;
+  __device__ float operator()(float value) const {
+    float logit = value;
+    bool kept = true;
+    apply_stage(transform, logit, kept, index_type(0));  // (that of any column; what is dropped is -inf)
+    return in_order || value != -infinity_v<float> ? logit : value;
+  }
+  struct Exponential {
+    TransformedLogits logits;
+    ExponentialBelow<float> below;
+    __device__ float operator()(float value) const {
+      return in_order ? below(logits(value)) : below.uncorrected(logits(value));
+    }
+    __device__ float correction(float) const { return below.correction; }
+  };
+  __device__ Exponential exponential_below(float max) const { return {*this, ExponentialBelow<float>(max)}; }
+};
 
 /// Whether a block may have rows one after the other, each read while the one before it is computed, in a
 /// kernel for whole rows alone: logits of float with a transform that may be the same for all rows. (One that
@@ -53,9 +101,10 @@ inline constexpr bool may_have_rows_in_turn = [] {
 
 /// How a problem's rows are held. `irregular`: interleaved, or, by address, anywhere.
 template <class Problem, int vectors, bool irregular>
-using RegistersOf =
-    std::conditional_t<is_packed<Problem>, PackedRow<typename Problem::In, vectors, irregular>,
-                       RowRegisters<typename Problem::In, typename Problem::Out, vectors, irregular>>;
+using RegistersOf = std::conditional_t<
+    is_packed<Problem>,
+    PackedRow<typename Problem::In, vectors, irregular, knows_end_of_kept<typename Problem::Transform::Row>>,
+    RowRegisters<typename Problem::In, typename Problem::Out, vectors, irregular>>;
 
 /// The sum of a row with this maximum: one that holds NaN or +inf has that.
 template <class Acc>
@@ -138,18 +187,18 @@ __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threa
   }
 }
 
-/// From the maximum of a row of 16 bits by address to its outputs. `sum_of_exponentials(exponential,
-/// exact)`: FixedPointUnits of all, `exact` as a type. `store` is given what makes a pair of outputs of a
-/// pair of logits, `store_logsumexp` that.
-template <class Problem, class Sum, class Store, class StoreLogsumexp>
+/// From the maximum of a row of 16 bits by address to its outputs. `logits`: what its values are, or what is
+/// made of them. `sum_of_exponentials(exponential, exact)`: FixedPointUnits of all, `exact` as a type.
+/// `store` is given what makes a pair of outputs of a pair of values, `store_logsumexp` that.
+template <class Problem, class Logits, class Sum, class Store, class StoreLogsumexp>
 __device__ __forceinline__ void packed_row_result(Operation operation, int columns, float max_of_row,
-                                                  const Sum& sum_of_exponentials, const Store& store,
-                                                  const StoreLogsumexp& store_logsumexp) {
+                                                  const Logits& logits, const Sum& sum_of_exponentials,
+                                                  const Store& store, const StoreLogsumexp& store_logsumexp) {
   using Out = typename Problem::Out;
   using Pair = PackedPair<typename Problem::In>;
   // Below no logit at all any number is as good, but not one whose product with log2(e) is infinite.
   const float max = max_of_row == -infinity_v<float> ? 0.0f : finite_maximum(max_of_row);
-  const ExponentialOf16Bits<typename Problem::In> exponential(max);
+  const auto exponential = logits.exponential_below(max);
   const auto result_of = [&](float sum_of_row) {
     return RowResult<float>(operation, MaxSum<float>{max, sum_of_row * exponential.correction(max)});
   };
@@ -181,22 +230,23 @@ __device__ __forceinline__ void packed_row_result(Operation operation, int colum
       store_logsumexp(result.logsumexp());
     } else {
       store([&](unsigned pair) {
-        return rounded_pair<Out>((Pair::low(pair) - max) - result.log_sum,
-                                 (Pair::high(pair) - max) - result.log_sum);
+        return rounded_pair<Out>((logits(Pair::low(pair)) - max) - result.log_sum,
+                                 (logits(Pair::high(pair)) - max) - result.log_sum);
       });
     }
   }
 }
 
-/// softmax_in_registers of rows by address.
-template <class Problem, class T, int vectors, bool anywhere, class Threads, class Reduce, class Load,
-          class Store>
-__device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywhere>& row,
+/// softmax_in_registers of rows by address. `load` gives the transform of the row.
+template <class Problem, class T, int vectors, bool anywhere, bool may_drop_end, class Threads, class Reduce,
+          class Load, class Store>
+__device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywhere, may_drop_end>& row,
                                                      const Threads& threads, const Problem& problem,
                                                      typename Problem::Out* lse, bool writes_lse,
                                                      const Reduce& reduce, const Load& load,
                                                      const Store& store) {
-  load(true);
+  const auto transform = load(true);
+  using TransformRow = std::remove_const_t<decltype(transform)>;
   using Pair = PackedPair<T>;
   constexpr int pairs = PackedRow<T, vectors, anywhere>::pairs;
   const auto larger = [](unsigned a, unsigned b) { return Pair::maximum_or_nan(a, b); };
@@ -210,8 +260,8 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
     for (int i = 0; i < pairs; ++i) m[i] = larger(m[i], row.held[k * pairs + i]);
   }
   const unsigned pair_of_maxima = fold_accumulators<pairs>(m, larger);
-  const float max_of_row = reduce.max(maximum_or_nan(Pair::low(pair_of_maxima), Pair::high(pair_of_maxima)));
-  const auto sum_of_exponentials = [&](const ExponentialOf16Bits<T>& exponential, auto of_logarithm) {
+  float max_of_row = reduce.max(maximum_or_nan(Pair::low(pair_of_maxima), Pair::high(pair_of_maxima)));
+  const auto sum_of_exponentials = [&](const auto& exponential, auto of_logarithm) {
     constexpr bool exact = decltype(of_logarithm)::value;
     FixedPointUnits units{0, 0};
 #pragma unroll
@@ -230,12 +280,43 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
     for (auto& pair : row.held) asm volatile("" : "+r"(pair));
     return sum;
   };
-  packed_row_result<Problem>(
-      problem.operation, row.columns, max_of_row, sum_of_exponentials,
-      [&](const auto& output) { store([&](int k, int i) { return output(row.held[k * pairs + i]); }); },
-      [&](float logsumexp) {
-        if (writes_lse) *lse = store_as<typename Problem::Out>(logsumexp);
-      });
+  const auto finish = [&](const auto& logits) {
+    packed_row_result<Problem>(
+        problem.operation, row.columns, max_of_row, logits, sum_of_exponentials,
+        [&](const auto& output) { store([&](int k, int i) { return output(row.held[k * pairs + i]); }); },
+        [&](float logsumexp) {
+          if (writes_lse) *lse = store_as<typename Problem::Out>(logsumexp);
+        });
+  };
+  if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
+    finish(LogitsOf16Bits<T>{});
+  } else {
+    // Asked first of another maximum: this one need not be finite.
+    float any = 1;
+    bool in_order = transform.finds_maximum(any, 0, 0);
+    if (in_order && fabsf(max_of_row) <= largest_v<float>)
+      in_order =
+          transform.finds_maximum(max_of_row, 0, 0) && !ExponentialBelow<float>(max_of_row).subtracts_first();
+    // (All lanes of a warp, which may have several rows, go the same way.)
+    if (__all_sync(0xffffffffu, in_order)) {
+      finish(TransformedLogits<TransformRow, true>{transform});
+      return;
+    }
+    const TransformedLogits<TransformRow, false> logits{transform};
+    float max = -infinity_v<float>;
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (row.skips(k, threads)) break;
+#pragma unroll
+      for (int i = 0; i < pairs; ++i) {
+        const unsigned pair = row.held[k * pairs + i];
+        max = maximum_or_nan(max, maximum_or_nan(logits(Pair::low(pair)), logits(Pair::high(pair))));
+      }
+    }
+    threads.synchronize();
+    max_of_row = reduce.max(max);
+    finish(logits);
+  }
 }
 
 /// Across the lanes of a row. Maxima may be NaN.
@@ -389,15 +470,16 @@ __device__ __forceinline__ int gap_to_read(const Problem& problem) {
   return reads ? static_cast<int>(min(g.y_stride[g.rank - 1] - g.columns, index_type(32))) : 0;
 }
 
-/// Reads the row at `where` of those of the problem, see RowRegisters::load.
+/// Reads the row at `where` of those of the problem: what softmax_in_registers asks for.
 template <class Problem, class Registers, class Threads>
-__device__ __forceinline__ bool load_row(const Problem& problem, const RowGeometry::Row& where,
+__device__ __forceinline__ auto load_row(const Problem& problem, const RowGeometry::Row& where,
                                          Registers& row, const Threads& threads, bool looks) {
   const RowGeometry& g = problem.geometry;
   if constexpr (is_packed<Problem>) {
+    const auto transform = problem.transform.at_row(where.index);
     row.load(problem.x + where.x_offset, g.last_x_offset() - where.x_offset, static_cast<int>(g.columns),
-             threads);
-    return true;
+             static_cast<int>(end_of_kept(transform, g.columns)), threads);
+    return prepared_stage<typename Problem::Acc>(transform, 0);
   } else {
     return row.load(problem.x + where.x_offset, static_cast<int>(g.columns), threads,
                     problem.transform.at_row(where.index), looks);

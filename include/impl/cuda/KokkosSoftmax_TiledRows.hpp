@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(128, 9)
     return FixedPointUnits::rounded<exact>(whole, units.rest);
   };
   packed_row_result<Problem>(
-      problem.operation, columns, max_of_row, sum_of_exponentials,
+      problem.operation, columns, max_of_row, LogitsOf16Bits<T>{}, sum_of_exponentials,
       [&](const auto& output) {
         // (As late as that: with the reads before the copies of x 65 columns, 7 between them, have 0.58 of a
         // copy, behind them 0.63, here 0.71.)
@@ -299,7 +299,8 @@ struct TiledRows {
   static constexpr const char* name = "tiled_rows";
 
   template <class Exec, class Problem>
-  static constexpr bool supports = row_in_registers_supports<Exec, Problem>&& is_packed<Problem>;
+  static constexpr bool supports = row_in_registers_supports<Exec, Problem>&& is_packed<Problem>&&
+      std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
   template <class Exec, class Problem>
   static std::string_view refuse(const Exec&, const Problem& problem) {

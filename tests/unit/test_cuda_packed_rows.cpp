@@ -1,0 +1,184 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows of 16 bits that CUDA keeps as they are, in pairs, with a transform that makes the same of all logits
+// of a row, or drops an end: it is applied whenever they are used, and the maximum is found among the pairs
+// where it keeps their order, else among what it makes of them, for a warp's rows together.
+#include "../support/transform_cases.hpp"
+
+#if defined(KOKKOS_ENABLE_CUDA)
+
+namespace {
+
+using namespace tests;
+using Exec = Kokkos::Cuda;
+
+// Of parts of a warp, of a warp, of several warps, of a block; whole vectors and others.
+const std::int64_t lengths[] = {1, 33, 64, 577, 1024, 2047, 4096, 8191, 16384};
+
+// Rows beside each other of which some are special. Off all boundaries, unless `dense`.
+template <class T>
+Case special_case(std::int64_t columns, bool dense) {
+  Case c;
+  c.extents = {2, 9, columns};
+  c.axis = 2;
+  c.logits = random_values(scalar_of<T>, c.size(), -5, 5);
+  const double large = std::is_same_v<T, half_t> ? 0x1p13 : 0x1p120;
+  for (std::int64_t i = 0; i < c.size(); ++i) {
+    const std::int64_t row = i / columns, column = i % columns;
+    auto& logit = c.logits[static_cast<std::size_t>(i)];
+    if (row % 2 == 0 && i % 17 == 0) logit = -reference::infinity;
+    if (row == 3 && column == columns / 2) logit = reference::nan;
+    if (row == 5 && column == columns / 3) logit = reference::infinity;
+    if (row == 6 || row == 17) logit = -reference::infinity;
+    if (row == 9) logit *= large;
+  }
+  if (!dense) {
+    c.in = reference::right(c.extents, 3, 5);
+    c.out = reference::right(c.extents, 2, 1);
+  }
+  return c;
+}
+
+template <class T>
+Accumulator accumulator() {
+  return Accumulator(scalar_of<T>, scalar_of<T>);
+}
+
+template <class T, class... Transform>
+void check_all(const Case& c, const Transform&... transform) {
+  for (auto operation : operations) run_case<T, T, 3>(Exec(), operation, c, "", transform...);
+}
+
+// 1e29 makes infinities of large logits, the others change the order, make all logits the same, or NaN of
+// infinities.
+constexpr double factors[] = {0.125, 3.0, 1e29, -0.5, 0.0, 1e-39};
+
+TEST(CudaPackedRows, Factor) {
+  for (const auto columns : lengths) {
+    for (const bool dense : {true, false}) {
+      auto c = special_case<bhalf_t>(columns, dense);
+      for (const double factor : factors) {
+        SCOPED_TRACE(factor);
+        c.chain = {reference::scale(accumulator<bhalf_t>(), factor)};
+        check_all<bhalf_t>(c, ks::scale(factor));
+      }
+      c.in_place = dense;
+      check_all<bhalf_t>(c, ks::scale(factors[5]));
+    }
+  }
+}
+
+// Ends in a vector, at its boundaries, before the first column and behind the last.
+template <class T>
+void check_causal(std::int64_t columns, bool dense) {
+  const auto c = special_case<T>(columns, dense);
+  for (const std::int64_t offset :
+       {-std::int64_t(5), std::int64_t(0), columns / 2, columns - 6, 2 * columns}) {
+    SCOPED_TRACE(offset);
+    auto dropped = c;
+    for (std::int64_t i = 0; i < c.size(); ++i) {
+      if (i % columns > i / columns % c.extents[1] + offset)
+        dropped.logits[static_cast<std::size_t>(i)] = i % 2 ? reference::nan : reference::infinity;
+    }
+    dropped.chain = {reference::causal(offset)};
+    check_all<T>(dropped, ks::causal(offset));
+    for (const double factor : {0.125, -0.5}) {
+      dropped.chain = {reference::scale(accumulator<T>(), factor), reference::causal(offset)};
+      check_all<T>(dropped, ks::scale(factor) | ks::causal(offset));
+    }
+  }
+}
+
+TEST(CudaPackedRows, Causal) {
+  for (const auto columns : lengths) {
+    for (const bool dense : {true, false}) {
+      check_causal<bhalf_t>(columns, dense);
+      if (columns % 2 == 1) check_causal<half_t>(columns, dense);
+    }
+  }
+}
+
+// A warp's rows have temperatures that keep the order of logits, and others.
+template <class T>
+void check_temperature(std::int64_t columns, bool dense) {
+  auto c = special_case<T>(columns, dense);
+  std::vector<double> values;
+  const double some[] = {0.5, 1.7, -2, 1e-30, 1, 3e38, 0.9, 1e-41, 2.5};
+  for (std::int64_t row = 0; row < 18; ++row) {
+    // (A large logit over a small temperature is out of the reference's range as it is out of float's.)
+    values.push_back(static_cast<double>(static_cast<float>(some[row % (row % 2 == 0 ? 9 : 2)])));
+  }
+  c.chain = {reference::temperature(accumulator<T>(), values)};
+  const Operand<float, Exec> temperatures({18}, values);
+  check_all<T>(c, ks::temperature(temperatures.template view<1>()));
+}
+
+TEST(CudaPackedRows, Temperature) {
+  for (const auto columns : lengths) {
+    for (const bool dense : {true, false}) {
+      check_temperature<bhalf_t>(columns, dense);
+      if (columns % 2 == 1) check_temperature<half_t>(columns, dense);
+    }
+  }
+}
+
+struct CopyRow {
+  const bhalf_t* from;
+  bhalf_t* to;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const { to[i] = from[i]; }
+};
+
+// Whatever rows are beside it, and wherever it lies.
+TEST(CudaPackedRows, RowsGiveTheSameBitsAloneAndBesideOthers) {
+  using Memory = Kokkos::View<bhalf_t*, Kokkos::CudaSpace>;
+  using Rows = Kokkos::View<bhalf_t**, Kokkos::LayoutRight, Kokkos::CudaSpace,
+                            Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  const Exec exec;
+  for (const std::int64_t columns : {33, 64, 577, 2048, 8191}) {
+    const auto c = special_case<bhalf_t>(columns, true);
+    const std::int64_t rows = 18;
+    const Memory x("x", rows * columns), y("y", rows * columns), one("one row", columns + 8),
+        result("its result", columns + 8);
+    const auto host = Kokkos::create_mirror_view(x);
+    for (std::int64_t i = 0; i < rows * columns; ++i)
+      host(i) = bhalf_t(static_cast<float>(c.logits[static_cast<std::size_t>(i)]));
+    Kokkos::deep_copy(x, host);
+    const Kokkos::View<float*, Kokkos::CudaSpace> temperatures("temperatures", rows);
+    const auto host_temperatures = Kokkos::create_mirror_view(temperatures);
+    for (std::int64_t row = 0; row < rows; ++row)
+      host_temperatures(row) = row % 3 == 1 ? -1.5f : 0.25f * (row + 1);
+    Kokkos::deep_copy(temperatures, host_temperatures);
+    const auto same_bits = [&](const std::string& name, std::int64_t row, const auto& all,
+                               const auto& alone) {
+      ks::softmax(exec, Rows(x.data(), rows, columns), Rows(y.data(), rows, columns), all);
+      for (const std::int64_t offset : {0, 1, 3}) {
+        Kokkos::parallel_for("copy",
+                             Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, columns),
+                             CopyRow{x.data() + row * columns, one.data() + offset});
+        ks::softmax(exec, Rows(one.data() + offset, 1, columns), Rows(result.data() + 2, 1, columns), alone);
+        exec.fence();
+        const auto slice = [&](const Memory& memory, std::int64_t first) {
+          const auto part = Kokkos::subview(memory, std::make_pair(first, first + columns));
+          const auto copy = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), part);
+          return std::string(reinterpret_cast<const char*>(copy.data()),
+                             static_cast<std::size_t>(columns) * 2);
+        };
+        EXPECT_EQ(slice(y, row * columns), slice(result, 2))
+            << name << ", " << columns << " columns, row " << row << ", offset " << offset;
+      }
+    };
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const Kokkos::View<const float*, Kokkos::CudaSpace> its =
+          Kokkos::subview(temperatures, std::make_pair(row, row + 1));
+      same_bits("temperature", row, ks::temperature(temperatures), ks::temperature(its));
+      same_bits("factor", row, ks::scale(-0.3), ks::scale(-0.3));
+      same_bits("causal", row, ks::scale(0.3) | ks::causal(columns - 20),
+                ks::scale(0.3) | ks::causal(columns - 20 + row));
+    }
+  }
+}
+
+}  // namespace
+
+#endif
