@@ -5,8 +5,9 @@
 
     KOKKOSSOFTMAX_LIBRARY=build/src/libkokkossoftmax_c.so PYTHONPATH=src/python perf/KokkosSoftmax_TransformPeer.py
 
-A copy moves as many bytes as the input, the output and the transform's operands have, and takes turns with the
-others; a figure is the copy's time over the call's. Every result of ours is checked against float64.
+A copy moves as many bytes as the input, the output and the transform's operands have, but for what a causal mask
+drops of input and operands, which need not be read, and takes turns with the others; a figure is the copy's time over
+the call's. Every result of ours is checked against float64.
 
 Exit status: 0 when everything ran, 1 when something could not run or a result of ours was out of tolerance,
 2 for wrong flags.
@@ -39,7 +40,15 @@ class TransformedCase(peer.Case):
             self.operands["temperature"] = torch.rand(rows, device=device, dtype=kind) + 0.5
 
     def bytes(self):
-        return super().bytes() + sum(t.numel() * t.element_size() for t in self.operands.values())
+        """That have to be moved."""
+        dropped = 0
+        if "causal" in self.steps:
+            rows, columns = self.x.shape
+            short = min(rows, columns)
+            dropped = short * columns - short * (short + 1) // 2
+        of_x = [self.x, *(t for t in self.operands.values() if t.shape == self.x.shape)]
+        total = super().bytes() + sum(t.numel() * t.element_size() for t in self.operands.values())
+        return total - dropped * sum(t.element_size() for t in of_x)
 
     def chain(self):
         """As the package's transform; None without one."""
