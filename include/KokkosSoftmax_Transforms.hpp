@@ -479,7 +479,8 @@ struct BoundCausal {
     }
     template <class Ops>
     void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
-      kept = kept && Ops::mask_of_first(last - column + 1);
+      const index_type left = last - column + 1;
+      if (left < Ops::width) kept = kept && Ops::mask_of_first(left);
     }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
@@ -890,9 +891,11 @@ KOKKOS_FORCEINLINE_FUNCTION void transform_neighbours(const TransformRow& row, A
 template <class TransformRow>
 inline constexpr int vectors_at_once = 1;
 
-/// The same of vectors of consecutive columns.
+/// The same of vectors of consecutive columns. Inlined, for the call would cost more than a mask does.
 template <class Ops, int count, class TransformRow>
-void transform_vectors(const TransformRow& row, typename Ops::Vector (&value)[count], index_type column) {
+[[gnu::always_inline]] inline void transform_vectors(const TransformRow& row,
+                                                     typename Ops::Vector (&value)[count],
+                                                     index_type column) {
   const typename Ops::Vector dropped(-infinity_v<typename Ops::Acc>);
   typename Ops::Mask kept[count];
   for (int i = 0; i < count; ++i) kept[i] = !(value[i] == dropped);  // Kokkos' != is false of NaN

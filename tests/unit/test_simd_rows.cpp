@@ -74,8 +74,9 @@ TEST_F(SimdRows, AFunctorWithOnVectorIsGivenVectors) {
       ks::softmax(exec, x, y, HalfPlusColumn{});
       ks::softmax(exec, x, expected, HalfPlusColumnAlone{});
     } else {
-      ks::softmax(exec, x, y, ks::scale(2) | HalfPlusColumn{} | ks::causal(1) | ks::relu());
-      ks::softmax(exec, x, expected, ks::scale(2) | HalfPlusColumnAlone{} | ks::causal(1) | ks::relu());
+      const auto causal = ks::causal(columns);  // drops nothing
+      ks::softmax(exec, x, y, ks::scale(2) | HalfPlusColumn{} | causal | ks::relu());
+      ks::softmax(exec, x, expected, ks::scale(2) | HalfPlusColumnAlone{} | causal | ks::relu());
     }
     // Once or twice for each vector, whether exponentials are kept or not.
     const std::int64_t vectors = rows * (columns / static_cast<std::int64_t>(ks::simd<float>::size()));
@@ -83,6 +84,26 @@ TEST_F(SimdRows, AFunctorWithOnVectorIsGivenVectors) {
     EXPECT_LE(vector_calls(), 2 * vectors);
     for (std::int64_t i = 0; i < rows * columns; ++i)
       ASSERT_FLOAT_EQ(y.data()[i], expected.data()[i]) << "element " << i << " of chain " << chain;
+  }
+}
+
+// Vectors in which a causal mask drops everything are not looked at: in short rows, in long ones, and in some
+// that all threads share.
+TEST_F(SimdRows, AFunctorIsGivenNothingThatACausalMaskDrops) {
+  const auto width = static_cast<std::int64_t>(ks::simd<float>::size());
+  for (const std::int64_t columns : {3 * width, 64 * width, 1000 * width}) {
+    for (const std::int64_t rows : {3, 40}) {
+      const Matrix x("x", rows, columns);
+      for (const std::int64_t offset : {-rows - 1, -rows / 2, columns / 2}) {
+        std::int64_t vectors = 0;
+        for (std::int64_t r = 0; r < rows; ++r)
+          vectors += (std::clamp<std::int64_t>(r + offset + 1, 0, columns) + width - 1) / width;
+        vector_calls() = 0;
+        ks::softmax(exec, x, x, ks::scale(2) | HalfPlusColumn{} | ks::causal(offset) | ks::relu());
+        EXPECT_GE(vector_calls(), vectors) << rows << " x " << columns << ", offset " << offset;
+        EXPECT_LE(vector_calls(), 2 * vectors) << rows << " x " << columns << ", offset " << offset;
+      }
+    }
   }
 }
 
@@ -724,6 +745,99 @@ struct Unchanged {
     return value;
   }
 };
+
+// What a causal mask drops, NaN and +inf in x and in operands included, counts as -inf wherever in a row it
+// begins: the bits are those of rows of -inf, which go through the same kernels without a mask; and no byte
+// of the padding changes.
+struct CausalMatrices {
+  std::int64_t slabs, queries, columns, offset;
+  std::int64_t padding = 3;
+  bool in_place = false;
+};
+template <class T, class With, class Without>
+void check_causal(const Exec& exec, Operation operation, const CausalMatrices& n, const With& with,
+                  const Without& without) {
+  using Slabs =
+      Kokkos::View<T***, Kokkos::LayoutStride, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  const std::int64_t rows = n.slabs * n.queries, distance = n.columns + n.padding, size = rows * distance;
+  const Kokkos::View<T*, Exec::memory_space> x("x", size), y("y", size), masked("masked", size),
+      expected("expected", size);
+  const Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space> lse("lse", n.slabs, n.queries),
+      lse_expected("lse_expected", n.slabs, n.queries);
+  Random random(13);
+  std::vector<T> some(4099);
+  for (T& v : some) v = T(static_cast<float>(random.uniform(-9, 9)));
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  for (std::int64_t i = 0; i < size; ++i) {
+    const std::int64_t r = i / distance, c = i % distance;
+    const bool dropped = c > r % n.queries + n.offset;
+    // Rows of NaN and of +inf among others.
+    const T kept =
+        r % 7 == 3 && c == r % 5 ? T(r % 2 ? nan : infinity) : some[static_cast<std::size_t>(i % 4099)];
+    masked(i) = dropped ? T(-infinity) : kept;
+    x(i) = c >= n.columns ? T(-7.0f) : dropped ? T(c % 2 ? nan : infinity) : kept;
+    y(i) = expected(i) = T(-7.0f);
+    if (c >= n.columns) masked(i) = T(-7.0f);
+  }
+  const Kokkos::LayoutStride layout(n.slabs, n.queries * distance, n.queries, distance, n.columns, 1);
+  const auto& out = n.in_place && operation != Operation::logsumexp ? x : y;
+  call(operation, exec, Slabs(masked.data(), layout), Slabs(expected.data(), layout), lse_expected, 2,
+       without);
+  call(operation, exec, Slabs(x.data(), layout), Slabs(out.data(), layout), lse, 2, with);
+  std::int64_t different = 0;
+  for (std::int64_t i = 0; i < size; ++i) different += differs(out(i), expected(i));
+  for (std::int64_t r = 0; r < rows; ++r) different += differs(lse.data()[r], lse_expected.data()[r]);
+  EXPECT_EQ(different, 0) << n.slabs << " x " << n.queries << " x " << n.columns << " + " << n.padding
+                          << ", offset " << n.offset << ' ' << ks::scalar_name<T>()
+                          << (n.in_place ? " in place" : "");
+}
+TEST_F(SimdRows, CausalRowsHaveTheBitsOfRowsOfMinusInfinity) {
+  const auto check = [&](Operation operation, const CausalMatrices& n) {
+    check_causal<float>(exec, operation, n, ks::causal(n.offset), Unchanged{});
+    check_causal<double>(exec, operation, n, ks::causal(n.offset), Unchanged{});
+    check_causal<ks::bhalf_t>(exec, operation, n, ks::causal(n.offset), Unchanged{});
+    // With an operand of the extents of x.
+    const Kokkos::View<float***, Kokkos::LayoutRight, Exec::memory_space> bias("bias", n.slabs, n.queries,
+                                                                               n.columns);
+    for (std::int64_t s = 0; s < n.slabs; ++s) {
+      for (std::int64_t q = 0; q < n.queries; ++q) {
+        for (std::int64_t c = 0; c < n.columns; ++c)
+          bias(s, q, c) = c > q + n.offset ? std::nanf("") : static_cast<float>((s + q + c) % 17) * 0.25f;
+      }
+    }
+    const auto chain = ks::scale(-0.5) | ks::bias(bias);
+    check_causal<float>(exec, operation, n, chain | ks::causal(n.offset), chain);
+  };
+  for (auto operation : operations) {
+    for (const bool in_place : {false, true}) {
+      if (in_place && operation == Operation::logsumexp) continue;
+      for (const std::int64_t padding : {0, 3}) {
+        // So many queries that the end of what is kept falls everywhere in a vector, and a little further.
+        constexpr std::int64_t queries = 2 * static_cast<std::int64_t>(ks::simd<float>::size()) + 3;
+        for (const std::int64_t columns : {1, 33, 64, 1000, 4096}) {
+          for (const std::int64_t offset :
+               {-queries - 1, std::int64_t(-queries / 2), std::int64_t(-1), columns / 2, columns - queries})
+            check(operation, {2, queries, columns, offset, padding, in_place});
+        }
+        // Several chunks: whole rows, and few that all threads share.
+        for (const std::int64_t offset : {-1, 4090, 9000, 13001}) {
+          check(operation, {1, queries, 13001, offset, padding, in_place});
+          check(operation, {1, 3, 13001, offset, padding, in_place});
+        }
+      }
+    }
+    // Beyond the caches: short rows that share lines of y, longer ones, some that wait and some that are read
+    // twice, as whole rows or shared.
+    const auto causal = [&](const CausalMatrices& n) {
+      check_causal<float>(exec, operation, n, ks::causal(n.offset), Unchanged{});
+    };
+    causal({900, 100, 101, 0, 0});
+    causal({3, 1000, 3003, 1000, 0});
+    causal({1, 700, 15000, 7000, 1});
+    causal({1, 4 * exec.concurrency(), 1200001, 600000});
+    causal({1, 2, 3000017, 2000003, 5, true});
+  }
+}
 
 // Rows of a few columns have a lane each, whatever the order of x and of y: one behind the other, side by
 // side, with gaps, or neither. Their bits are those of rows that go other ways, which a transform makes them

@@ -55,6 +55,22 @@ struct StagedValues {
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector part(index_type i, int) const { return Ops::load(v + i); }
 };
 
+/// The same up to `end`; nothing was staged behind it, where all are `rest`.
+template <class Acc>
+struct StagedUpTo {
+  using Ops = SimdOps<Acc>;
+  const Acc* v;
+  index_type end;
+  Acc rest;
+  KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector operator()(index_type i) const {
+    const typename Ops::Vector behind(rest);
+    if (i >= end) return behind;
+    const auto staged = Ops::load(v + i);
+    return i + Ops::width <= end ? staged : Ops::select(Ops::mask_of_first(end - i), staged, behind);
+  }
+  KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector part(index_type i, int) const { return (*this)(i); }
+};
+
 // ---------------------------------------------------------------------------------------------------------
 // What memory does: the maximum of logits, which is found while they come from memory, and the outputs.
 // Both go on in steps of four vectors, so that they can be done beside exponentials.
@@ -86,6 +102,21 @@ struct FetchAhead {
       at = then + (at - end);
       end = nullptr;
     }
+  }
+};
+
+/// Nothing but fetches what will be read.
+template <class Acc, class In>
+struct FetchWork {
+  FetchAhead<Acc, In> ahead;
+  const In* end;
+
+  KOKKOSSOFTMAX_HOST_FUNCTION static constexpr index_type steps() { return NoWork::steps(); }
+  KOKKOSSOFTMAX_HOST_FUNCTION void step() {
+    if (ahead.at < end) ahead.fetch();
+  }
+  KOKKOSSOFTMAX_HOST_FUNCTION void finish() {
+    while (ahead.at < end) ahead.fetch();
   }
 };
 

@@ -30,6 +30,9 @@ class SimdRowWork {
   using Row = RowAccess<Problem>;
   static constexpr int w = Ops::width;
   static constexpr bool y_can_keep_exponentials = direct && std::is_same_v<Acc, Out>;
+  /// Whether a mask says where in a row it drops all that follows. That is not looked at; the sums are those
+  /// with -inf there.
+  static constexpr bool rows_end_early = knows_end_of_kept<typename Problem::Transform::Row>;
 
   SimdRowWork(const Problem& problem, bool stream, bool from_memory)
       : problem_(problem), columns_(problem.geometry.columns), stream_(stream), from_memory_(from_memory) {}
@@ -108,16 +111,17 @@ class SimdRowWork {
       const Row access(problem_, position);
       row.x = access.x;
       row.y = access.y;
+      row.end = end_of(access);
       row.stage = memory.stage[at];
       row.states = memory.states[at];
       row.staged = memory.staged;
       const In* next_row = position + 1 < end ? problem_.x + x_offset(position + 1) : nullptr;
       for (index_type c = 0; c < chunks; ++c) {
         Acc* stage = row.stage + (row.staged ? c * Plan::chunk : 0);
-        if (!direct || (position == begin && c == 0)) max = first_max(access, c, stage);
+        if (!direct || (position == begin && c == 0)) max = first_max(access, row.end, c, stage);
         const auto reduce_beside = [&](auto written) {
           row.states[c] =
-              reduce_chunk(access.x, c, chunks, next_row, stage, row.staged, nullptr, max, written);
+              reduce_chunk(access.x, row.end, c, chunks, next_row, stage, row.staged, nullptr, max, written);
         };
         if (before) {
           reduce_beside(writing(outputs_of_chunk(*before, c)));
@@ -146,30 +150,36 @@ class SimdRowWork {
   template <class StageOf>
   void reduce_chunks(const Row& row, index_type first, index_type last, const StageOf& stage_of, bool staged,
                      Acc* kept_in_y, State* states) const {
+    const index_type end = end_of(row);
     Acc max = 0;
     for (index_type c = first; c < last; ++c) {
-      if (!direct || c == first) max = first_max(row, c, stage_of(c));
+      if (!direct || c == first) max = first_max(row, end, c, stage_of(c));
       NoWork nothing;
-      states[c] = reduce_chunk(row.x, c, last, nullptr, stage_of(c), staged, kept_in_y, max, nothing);
+      states[c] = reduce_chunk(row.x, end, c, last, nullptr, stage_of(c), staged, kept_in_y, max, nothing);
     }
   }
 
   void write_chunk(const Row& row, index_type c, const State& state, const RowResult<Acc>& result, Acc* stage,
                    bool staged, Acc* kept_in_y) const {
-    const index_type begin = c * Plan::chunk, count = std::min(Plan::chunk, columns_ - begin);
+    const index_type begin = c * Plan::chunk;
+    const Outputs outputs = outputs_of_chunk(row.x, row.y, end_of(row), c, state, result, stage);
     if constexpr (y_can_keep_exponentials) {
       if (kept_in_y) {
-        const ScaledExponential<Acc> formula{Vector(factor_of_chunk(state, result))};
-        return chunk_write<Acc>(StagedExactly{kept_in_y + begin}, count, row.y + begin, false, formula);
+        const auto formula = output_formula(outputs);
+        return chunk_write<Acc>(StagedExactly{kept_in_y + begin}, outputs.count, outputs.y, false, formula);
       }
     }
-    if (staged) return write(outputs_of_chunk(row.x, row.y, c, state, result, stage));
-    if constexpr (!direct) load_logits(row, begin, count, stage);
+    if (staged) return write(outputs);
+    if constexpr (!direct) load_logits(row, begin, outputs.end, stage);
     if constexpr (operation == Operation::softmax) {
-      const ScaledExponentialOfLogit<Acc> formula{Vector(state.max), Vector(factor_of_chunk(state, result))};
-      store_values(logits(row.x, begin, stage), row.y + begin * y_stride(), count, stage, formula);
+      const ScaledExponentialOfLogit<Acc> formula{Vector(state.max), Vector(outputs.factor)};
+      store_values(logits(row.x, begin, stage), outputs.y, outputs.end, stage, formula);
+      if constexpr (rows_end_early) {
+        store_values(StagedUpTo<Acc>{stage, 0, Acc(0)}, outputs.y + outputs.end * y_stride(),
+                     outputs.count - outputs.end, stage, output_formula(outputs));
+      }
     } else {
-      write(outputs_of_chunk(row.x, row.y, c, state, result, stage));
+      write(outputs);
     }
   }
 
@@ -228,29 +238,55 @@ class SimdRowWork {
     Out* y[most_rows];
     Vector top[most_rows];  ///< the largest logits
     alignas(64) Acc max[most_rows];
-    alignas(64) Acc factor[most_rows];  ///< log_softmax: the logarithm of the sum
+    alignas(64) Acc factor[most_rows];               ///< log_softmax: the logarithm of the sum
+    index_type end[rows_end_early ? most_rows : 1];  ///< if rows_end_early
   };
 
   struct LongRow {
     const In* x;
     Out* y;
+    index_type end;
     Acc* stage;
     State* states;
     bool staged;
     RowResult<Acc> result;
   };
 
-  /// What a piece of outputs is made of: exponentials or logits, and the formula's numbers.
+  /// What a piece of outputs is made of: exponentials or logits, those that were looked at, and the formula's
+  /// numbers.
   struct Outputs {
     const In* x;
     Acc* stage;
     Out* y;
-    index_type count;
+    index_type end, count;
     Acc max, factor;
   };
 
   index_type padded() const { return ceil_div(columns_, w) * w; }
   index_type y_stride() const { return direct ? 1 : problem_.geometry.y_column_stride; }
+
+  /// Behind the last column of a row that is looked at: what is kept, in as many whole vectors as the sum
+  /// takes at once.
+  index_type end_of(const Row& row) const {
+    if constexpr (rows_end_early) {
+      constexpr index_type at_once = operation == Operation::logsumexp ? vectors_of_step * w : w;
+      return std::min(ceil_div(end_of_kept(row.transform, columns_), at_once) * at_once, columns_);
+    } else {
+      return columns_;
+    }
+  }
+  index_type end_of_row([[maybe_unused]] const Batch& batch, [[maybe_unused]] int k) const {
+    if constexpr (rows_end_early) {
+      return batch.end[k];
+    } else {
+      return columns_;
+    }
+  }
+  /// Of the columns up to `end`, those of the chunk from `begin` on.
+  static index_type count_of_chunk(index_type begin, index_type end) {
+    const index_type count = std::min(Plan::chunk, end - begin);
+    return rows_end_early ? std::max<index_type>(count, 0) : count;
+  }
 
   [[gnu::noinline]] void begin_batch(index_type first, index_type rows, Acc* stage, Batch& batch) const {
     batch.rows = static_cast<int>(std::max<index_type>(rows, 0));
@@ -273,8 +309,11 @@ class SimdRowWork {
   void load_batch(index_type first, Batch& batch) const {
     for (int k = 0; k < batch.rows; ++k) {
       Acc* stage = batch.stage + k * padded();
-      load_logits(Row(problem_, first + k), 0, columns_, stage);
-      const Acc max = chunk_max<Acc>(StagedValues<Acc>{stage}, columns_);
+      const Row row(problem_, first + k);
+      const index_type end = end_of(row);
+      if constexpr (rows_end_early) batch.end[k] = end;
+      load_logits(row, 0, end, stage);
+      const Acc max = chunk_max<Acc>(StagedValues<Acc>{stage}, end);
       batch.max[k] = writes ? finite_max(max) : max;
     }
   }
@@ -335,7 +374,7 @@ class SimdRowWork {
       if (k < before.rows) {
         Out* y = lines ? lines->add(columns_) : before.y[k];
         const auto formula =
-            output_formula({before.x[k], stage, y, columns_, before.max[k], before.factor[k]});
+            output_formula({before.x[k], stage, y, columns_, columns_, before.max[k], before.factor[k]});
         const auto output = [&](int v) __attribute__((always_inline)) {
           return formula(operation == Operation::softmax ? Ops::load(stage + v * w) : load(before.x[k], v),
                          0);
@@ -387,32 +426,36 @@ class SimdRowWork {
     using Wide = typename Ops::Wide;
     [[maybe_unused]] Wide wide[most_rows];
     alignas(64) Acc max_of[most_rows] = {}, sum_of[most_rows] = {};
+    // (The end of a row is asked for where it is needed: a variable that the lambda refers to would be kept
+    // in memory, at 4 % of a log_softmax in cache.)
     for (int k = 0; k < batch.rows; ++k) {
       const bool more = k < next.rows;
-      auto reads = reading(next.x[k], more ? columns_ : 0, {more ? next.x[k] + Ahead::lead : nullptr});
+      auto reads =
+          reading(next.x[k], more ? end_of_row(batch, k) : 0, {more ? next.x[k] + Ahead::lead : nullptr});
       if constexpr (operation == Operation::logsumexp) {
         const auto source = logits(batch.x[k], 0, batch.stage + k * padded());
         max_of[k] = finite_max(batch.max[k]);
         if constexpr (Ops::compensates_several) {
           if (batch.max[k] == infinity_v<Acc>) {
             reads.finish();
-            wide[k] = Wide(static_cast<double>(of_infinite(source, columns_).sum));
+            wide[k] = Wide(static_cast<double>(of_infinite(source, end_of_row(batch, k)).sum));
             low[k] = Vector(Acc(0));
           } else {
-            const auto sums = chunk_accurate_sums<Acc>(source, columns_, max_of[k], reads);
+            const auto sums = chunk_accurate_sums<Acc>(source, end_of_row(batch, k), max_of[k], reads);
             wide[k] = Ops::widened_sum(sums.a, sums.b);
             low[k] = sums.low;
           }
         } else {
           NoWork nothing;
-          sum_of[k] =
-              reduce<Keep::none>(source, columns_, batch.max[k], nullptr, reads, nothing).rounded().sum;
+          sum_of[k] = reduce<Keep::none>(source, end_of_row(batch, k), batch.max[k], nullptr, reads, nothing)
+                          .rounded()
+                          .sum;
         }
       } else {
         const auto beside = [&](auto written) {
           Acc* stage = batch.stage + k * padded();
-          const auto sums = chunk_exponentials<kept_while_staged>(logits(batch.x[k], 0, stage), columns_,
-                                                                  batch.max[k], stage, reads, written);
+          const auto sums = chunk_exponentials<kept_while_staged>(
+              logits(batch.x[k], 0, stage), end_of_row(batch, k), batch.max[k], stage, reads, written);
           sum[k] = sums.sum;
           low[k] = sums.low;
         };
@@ -452,20 +495,23 @@ class SimdRowWork {
   }
 
   Outputs outputs_of_row(const Batch& batch, int k) const {
-    return {batch.x[k], batch.stage + k * padded(), batch.y[k], columns_, batch.max[k], batch.factor[k]};
+    return {
+        batch.x[k],     batch.stage + k * padded(), batch.y[k], end_of_row(batch, k), columns_, batch.max[k],
+        batch.factor[k]};
   }
 
   Outputs outputs_of_chunk(const LongRow& row, index_type c) const {
-    return outputs_of_chunk(row.x, row.y, c, row.states[c], row.result,
+    return outputs_of_chunk(row.x, row.y, row.end, c, row.states[c], row.result,
                             row.stage + (row.staged ? c * Plan::chunk : 0));
   }
-  Outputs outputs_of_chunk(const In* x, Out* y, index_type c, const State& state,
+  Outputs outputs_of_chunk(const In* x, Out* y, index_type end, index_type c, const State& state,
                            const RowResult<Acc>& result, Acc* stage) const {
-    const index_type begin = c * Plan::chunk, count = std::min(Plan::chunk, columns_ - begin);
+    const index_type begin = c * Plan::chunk;
     return {x + begin,
             stage,
             y + begin * y_stride(),
-            count,
+            count_of_chunk(begin, end),
+            count_of_chunk(begin, columns_),
             result.max,
             operation == Operation::softmax ? factor_of_chunk(state, result) : result.log_sum};
   }
@@ -484,20 +530,23 @@ class SimdRowWork {
 
   /// The maximum of a chunk of which nothing was read before; brings its logits into scratch where they do
   /// not come from x directly.
-  Acc first_max(const Row& row, index_type c, Acc* stage) const {
-    const index_type begin = c * Plan::chunk, count = std::min(Plan::chunk, columns_ - begin);
+  Acc first_max(const Row& row, index_type end, index_type c, Acc* stage) const {
+    const index_type begin = c * Plan::chunk, count = count_of_chunk(begin, end);
     if constexpr (!direct) load_logits(row, begin, count, stage);
     return chunk_max<Acc>(logits(row.x, begin, stage), count);
   }
 
   using Ahead = FetchAhead<Acc, In>;
 
-  /// Beside exponentials: the maximum of logits as they lie in x.
+  /// Beside exponentials: the maximum of logits as they lie in x. Where rows end early the next one is only
+  /// fetched, about as much of it as of this one: it does not continue what the processor fetches by itself.
   auto reading([[maybe_unused]] const In* x, [[maybe_unused]] index_type count,
                [[maybe_unused]] const Ahead& ahead) const {
     if constexpr (direct) {
       using Work = MaxWork<Acc, LogitsInMemory<Acc, In>, Ahead>;
       return from_memory_ && ahead.at ? Work({x}, count, ahead) : Work({x}, count);
+    } else if constexpr (rows_end_early) {
+      return FetchWork<Acc, In>{{x}, x + count};
     } else {
       return NoWork{};
     }
@@ -513,7 +562,10 @@ class SimdRowWork {
 
   /// Where outputs of `outputs` come from, and by which formula.
   auto output_source(const Outputs& outputs) const {
-    if constexpr (operation == Operation::softmax) {
+    if constexpr (rows_end_early) {
+      return StagedUpTo<Acc>{outputs.stage, outputs.end,
+                             operation == Operation::softmax ? Acc(0) : -infinity_v<Acc>};
+    } else if constexpr (operation == Operation::softmax) {
       return StagedValues<Acc>{outputs.stage};
     } else {
       return logits(outputs.x, 0, outputs.stage);
@@ -556,12 +608,16 @@ class SimdRowWork {
   /// The state of chunk c. `max`: its maximum; then that of what comes next, which is read meanwhile: the
   /// next one of `chunks`, or the beginning of `next_row`.
   template <class Written>
-  State reduce_chunk(const In* x, index_type c, index_type chunks, const In* next_row, Acc* stage,
-                     bool staged, [[maybe_unused]] Acc* kept_in_y, Acc& max, Written& written) const {
-    const index_type begin = c * Plan::chunk, count = std::min(Plan::chunk, columns_ - begin);
-    const In* next = c + 1 < chunks ? x + begin + Plan::chunk : next_row;
-    const index_type next_begin = c + 1 < chunks ? begin + Plan::chunk : 0;
-    auto reads = reading(next, next ? std::min(Plan::chunk, columns_ - next_begin) : 0,
+  State reduce_chunk(const In* x, index_type end, index_type c, index_type chunks, const In* next_row,
+                     Acc* stage, bool staged, [[maybe_unused]] Acc* kept_in_y, Acc& max,
+                     Written& written) const {
+    const index_type begin = c * Plan::chunk, count = count_of_chunk(begin, end);
+    // What comes after the last chunk that is looked at comes beside that one, not beside those behind it.
+    const bool goes_on = c + 1 < chunks && (!rows_end_early || begin + Plan::chunk < end);
+    const bool reads_on = !rows_end_early || count > 0;
+    const In* next = goes_on ? x + begin + Plan::chunk : next_row;
+    const index_type next_begin = goes_on ? begin + Plan::chunk : 0;
+    auto reads = reading(next, next && reads_on ? count_of_chunk(next_begin, end) : 0,
                          a_chunk_ahead(x, begin, columns_, next_row));
     const auto source = logits(x, begin, stage);
     State state;

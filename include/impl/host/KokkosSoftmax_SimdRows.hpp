@@ -306,21 +306,37 @@ struct SimdRows {
     const Call<Problem>& call;
     int tasks;
     void operator()(int task) const {
+      using Work = SimdRowWork<Problem, operation, direct>;
+      const Work work(call.problem, call.stream, call.from_memory);
+      const index_type rows = call.problem.geometry.rows;
+      // Where the rows that come later end later, too, a thread has as many of the first as of the last.
+      const int turns = Work::rows_end_early
+                            ? static_cast<int>(std::min<index_type>(rows / tasks, turns_of_unlike_rows))
+                            : 1;
+      for (int turn = 0; turn < turns; ++turn) {
+        const int part = turn * tasks + (turn % 2 == 0 ? task : tasks - 1 - task), parts = turns * tasks;
+        run_rows(work, share(rows, part, parts), share(rows, part + 1, parts), task);
+      }
+      finish_streaming(call.stream);
+    }
+
+   private:
+    /// Also for causal masks of a few matrices, or of more queries than columns.
+    static constexpr int turns_of_unlike_rows = 8;
+
+    template <class Work>
+    void run_rows(const Work& work, index_type begin, index_type end, int task) const {
       using A = Acc<Problem>;
-      const SimdRowWork<Problem, operation, direct> work(call.problem, call.stream, call.from_memory);
-      const RowGeometry& g = call.problem.geometry;
-      const index_type begin = share(g.rows, task, tasks), end = share(g.rows, task + 1, tasks);
-      const index_type chunks = SimdRowsPlan<A>::chunks(g.columns);
+      const index_type columns = call.problem.geometry.columns, chunks = SimdRowsPlan<A>::chunks(columns);
       if (chunks == 1) {
         work.short_rows(begin, end);
       } else {
         constexpr auto half = static_cast<index_type>(HostCaches::stage / sizeof(A));
         A* stage = call.stage(task);
-        A* other = !direct && g.columns <= half ? stage + half : stage;
+        A* other = !direct && columns <= half ? stage + half : stage;
         State<Problem>* states = call.states + 2 * task * chunks;
-        work.long_rows(begin, end, {{stage, other}, {states, states + chunks}, call.can_stage(g.columns)});
+        work.long_rows(begin, end, {{stage, other}, {states, states + chunks}, call.can_stage(columns)});
       }
-      finish_streaming(call.stream);
     }
   };
 
