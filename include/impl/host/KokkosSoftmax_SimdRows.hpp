@@ -311,7 +311,7 @@ struct SimdRows {
       const index_type rows = call.problem.geometry.rows;
       // Where the rows that come later end later, too, a thread has as many of the first as of the last.
       const int turns = Work::rows_end_early
-                            ? static_cast<int>(std::min<index_type>(rows / tasks, turns_of_unlike_rows))
+                            ? static_cast<int>(std::clamp<index_type>(rows / tasks, 1, turns_of_unlike_rows))
                             : 1;
       for (int turn = 0; turn < turns; ++turn) {
         const int part = turn * tasks + (turn % 2 == 0 ? task : tasks - 1 - task), parts = turns * tasks;
