@@ -596,6 +596,9 @@ class SharedDivisor<float> {
     KOKKOS_IF_ON_DEVICE((return corrected_quotient(value * factor_);))
     return value / divisor_;
   }
+  /// By a device, to 1.5 units in the last place, in one instruction, if the divisor
+  /// is_positive_and_has_room.
+  KOKKOS_FORCEINLINE_FUNCTION float coarse_quotient(float value) const { return value * reciprocal_; }
 
  private:
   float divisor_, factor_ = 1, reciprocal_ = 0;
@@ -623,6 +626,10 @@ struct BoundTemperature {
     KOKKOS_FORCEINLINE_FUNCTION bool finds_maximum(Acc& maximum, index_type, index_type) const {
       maximum = temperature.quotient(maximum);
       return has_room;
+    }
+    /// Where it finds_maximum.
+    KOKKOS_FORCEINLINE_FUNCTION Acc coarse(Acc value) const requires(std::is_same_v<Acc, float>) {
+      return temperature.coarse_quotient(value);
     }
   };
   struct Row {

@@ -15,6 +15,9 @@
 /// the copies of others. A row of so few slices that a block holds two such rows has one ticket for all, and
 /// its slices never leave the block: the way through L2 for each would take longer than its copy.
 ///
+/// A slice of which a causal mask keeps nothing is not read, nor reduced. Its outputs wait for the row's
+/// result like others: they are NaN where that is.
+///
 /// Rows that fill much of the shared memory of the whole grid: finishers take their part of a slice into
 /// registers, which lets its slot go, and write it to y from there once the row's result is known (parked
 /// slices; the results are those of the other way). There is no storer then.

@@ -62,12 +62,36 @@ struct LogitsOf16Bits {
 };
 
 /// Logits that a transform makes of values of 16 bits whenever they are used. `in_order`: they have the order
-/// of the values, -inf among them, and what is subtracted from them is small (ExponentialBelow). To the same
-/// bits without.
+/// of the values, -inf among them, and what is subtracted from them is small (ExponentialBelow); so they are
+/// if `is_in_order`, one of a warp's rows beside others that are not. To the same bits either way.
 template <class TransformRow, bool in_order>
 struct TransformedLogits {
   const TransformRow& transform;
+  bool is_in_order;
+
+  /// Whether the transform has a way with fewer instructions that is good enough for outputs of 16 bits
+  /// where logits are small: a unit in the last place of 2^9 is 2^-14.
+  static constexpr bool may_be_coarse = requires(const TransformRow& t) { t.coarse(0.0f); };
+  static constexpr float most_coarse = 0x1p9f;
+
+  /// The maximum of logits from that of the values, if it is in order.
+  __device__ static bool finds_maximum(const TransformRow& transform, float& max) {
+    // Asked first of another maximum: this one need not be finite.
+    float of_values = max, any = 1;
+    if (!transform.finds_maximum(any, 0, 0)) return false;
+    if (!(fabsf(max) <= largest_v<float>)) return true;
+    if (!transform.finds_maximum(max, 0, 0) || ExponentialBelow<float>(max).subtracts_first()) return false;
+    if constexpr (may_be_coarse) {
+      if (fabsf(max) >= most_coarse) return false;
+      max = transform.coarse(of_values);
+    }
+    return true;
+  }
+
   __device__ float operator()(float value) const {
+    if constexpr (may_be_coarse) {
+      if (in_order || is_in_order) return transform.coarse(value);
+    }
     float logit = value;
     bool kept = true;
     apply_stage(transform, logit, kept, index_type(0));  // (that of any column; what is dropped is -inf)
@@ -291,18 +315,14 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
   if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
     finish(LogitsOf16Bits<T>{});
   } else {
-    // Asked first of another maximum: this one need not be finite.
-    float any = 1;
-    bool in_order = transform.finds_maximum(any, 0, 0);
-    if (in_order && fabsf(max_of_row) <= largest_v<float>)
-      in_order =
-          transform.finds_maximum(max_of_row, 0, 0) && !ExponentialBelow<float>(max_of_row).subtracts_first();
+    using InOrder = TransformedLogits<TransformRow, true>;
+    const bool is_in_order = InOrder::finds_maximum(transform, max_of_row);
     // (All lanes of a warp, which may have several rows, go the same way.)
-    if (__all_sync(0xffffffffu, in_order)) {
-      finish(TransformedLogits<TransformRow, true>{transform});
+    if (__all_sync(0xffffffffu, is_in_order)) {
+      finish(InOrder{transform, true});
       return;
     }
-    const TransformedLogits<TransformRow, false> logits{transform};
+    const TransformedLogits<TransformRow, false> logits{transform, is_in_order};
     float max = -infinity_v<float>;
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
