@@ -1124,6 +1124,8 @@ struct ScaleFunction {
   }
 };
 
+using BoundScale = BoundFunctor<ScaleFunction>;
+
 struct ReluFunction {
   static constexpr bool is_same_for_all_rows = true;
   template <class Acc>

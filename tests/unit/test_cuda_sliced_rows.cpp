@@ -430,7 +430,7 @@ TEST_F(CudaSlicedRows, EndsThatACausalMaskDrops) {
   using namespace ks::impl;
   const auto causal = [](const BoundCausal& c, std::int64_t) { return c; };
   const auto scaled = [](const BoundCausal& c, std::int64_t) {
-    return BoundChain<BoundFunctor<ScaleFunction>, BoundCausal>{{{0.25}}, c};
+    return BoundChain<BoundScale, BoundCausal>{{{0.25}}, c};
   };
   // (In slices of one block, in slices of all, and read twice.)
   for (const std::int64_t columns : {16384, 20003, 65536, 131074, 4700000}) {

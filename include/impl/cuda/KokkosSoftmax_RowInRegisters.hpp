@@ -30,8 +30,9 @@ __device__ __forceinline__ T fold_accumulators(T* a, const Operation& operation)
   }
 }
 
-/// Transforms that make of all logits of a row the same, but for an end that they drop. (Of the chains for
-/// which that holds those that the C interface has kernels for: the others have another's bits there.)
+/// Transforms that do the same to all logits of a row, but for an end that they drop. (Not every chain of
+/// these: one for which the C interface has no kernel of its own goes through that of all chains there, where
+/// rows are not packed, and C++ shall give the same bits.)
 template <class Bound>
 inline constexpr bool keeps_rows_packed = false;
 template <>
@@ -40,7 +41,6 @@ template <>
 inline constexpr bool keeps_rows_packed<BoundCausal> = true;
 template <>
 inline constexpr bool keeps_rows_packed<BoundTemperature<float>> = true;
-using BoundScale = BoundFunctor<ScaleFunction>;
 template <>
 inline constexpr bool keeps_rows_packed<BoundScale> = true;
 template <>
