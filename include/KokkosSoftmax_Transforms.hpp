@@ -97,6 +97,16 @@ concept knows_end_of_kept = requires(const RowStage& stage) {
   { stage.end_of_kept(index_type(0)) } -> std::same_as<index_type>;
 };
 
+/// Whether a row's object, or one of its operands, may be asked for columns that are not of the row.
+template <class T>
+inline constexpr bool takes_any_column = [] {
+  if constexpr (requires { T::takes_any_column; }) {
+    return T::takes_any_column;
+  } else {
+    return false;
+  }
+}();
+
 /// Whether logits that are multiplied or divided by it stay in order, and neither all of them become 0 nor
 /// -inf becomes NaN.
 template <class Acc>
@@ -190,6 +200,17 @@ KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, Acc (&to)[width]
   }
 #endif
   load_neighbours(data, to, [](const T& e) { return load_as<Acc>(e); });
+}
+
+/// Those of an operand from column `first` on: from where it lies, or as it has them.
+template <int width, class Operand, class Acc>
+KOKKOS_FORCEINLINE_FUNCTION void operand_neighbours(const Operand& operand, index_type first,
+                                                    Acc (&to)[width]) {
+  if constexpr (requires { operand.neighbours(to); }) {
+    operand.neighbours(to);
+  } else {
+    load_neighbours(operand.data + first, to);
+  }
 }
 
 /// An operand with a value for each logit, or broadcast: the shape of the logits with any extent 1, or one
@@ -322,7 +343,7 @@ struct BoundIdentity {
 };
 
 /// A functor without parts that depend on the row alone. One of the library's says whether it looks at the
-/// row at all.
+/// row and the column at all.
 template <class F>
 struct BoundFunctor {
   F f;
@@ -332,6 +353,7 @@ struct BoundFunctor {
     };
   }
   struct Row {
+    static constexpr bool takes_any_column = requires { F::is_same_for_all_rows; };
     const F* f;
     index_type row;
     template <class Acc>
@@ -387,6 +409,7 @@ struct BoundMask {
   LogitOperand<T> mask;
   template <class Operand>
   struct RowWith {
+    static constexpr bool takes_any_column = impl::takes_any_column<Operand>;
     Operand mask;
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const {
       return static_cast<bool>(mask(column));
@@ -398,25 +421,30 @@ struct BoundMask {
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&)[width], bool (&kept)[width],
                                                          index_type first) const {
-#if defined(__CUDA_ARCH__)
-      if constexpr (sizeof(T) == 1 && width % 4 == 0) {
-        // In words, where a byte is looked at in one instruction.
-        constexpr int words = bytes_of_neighbours<width, T> / 4;
-        struct alignas(4 * words) Part {
-          std::uint32_t word[words];
-        };
-        for (int p = 0; p < width / (4 * words); ++p) {
-          const Part part = reinterpret_cast<const Part*>(mask.data + first)[p];
-          for (int i = 0; i < 4 * words; ++i)
-            kept[4 * words * p + i] =
-                kept[4 * words * p + i] && (part.word[i / 4] & 0xffu << 8 * (i % 4)) != 0;
-        }
+      if constexpr (requires { mask.keeps_neighbours(kept); }) {
+        mask.keeps_neighbours(kept);
         return;
-      }
+      } else {
+#if defined(__CUDA_ARCH__)
+        if constexpr (sizeof(T) == 1 && width % 4 == 0) {
+          // In words, where a byte is looked at in one instruction.
+          constexpr int words = bytes_of_neighbours<width, T> / 4;
+          struct alignas(4 * words) Part {
+            std::uint32_t word[words];
+          };
+          for (int p = 0; p < width / (4 * words); ++p) {
+            const Part part = reinterpret_cast<const Part*>(mask.data + first)[p];
+            for (int i = 0; i < 4 * words; ++i)
+              kept[4 * words * p + i] =
+                  kept[4 * words * p + i] && (part.word[i / 4] & 0xffu << 8 * (i % 4)) != 0;
+          }
+          return;
+        }
 #endif
-      bool operand[width];
-      load_neighbours(mask.data + first, operand, [](const T& e) { return static_cast<bool>(e); });
-      for (int i = 0; i < width; ++i) kept[i] = kept[i] && operand[i];
+        bool operand[width];
+        load_neighbours(mask.data + first, operand, [](const T& e) { return static_cast<bool>(e); });
+        for (int i = 0; i < width; ++i) kept[i] = kept[i] && operand[i];
+      }
     }
     template <class Map>
     KOKKOS_FORCEINLINE_FUNCTION auto map_operands(const Map& map) const {
@@ -448,6 +476,7 @@ struct BoundCausal {
   KOKKOS_FORCEINLINE_FUNCTION bool drops_ends(index_type columns) const { return offset < columns - 1; }
   /// In columns that are less than 2^31 after `origin`.
   struct RowFrom {
+    static constexpr bool takes_any_column = true;
     index_type origin;
     int last;  ///< of what it keeps, counted from there
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const {
@@ -459,6 +488,7 @@ struct BoundCausal {
     }
   };
   struct Row {
+    static constexpr bool takes_any_column = true;
     index_type last;
     KOKKOS_FORCEINLINE_FUNCTION bool keeps(index_type column) const { return column <= last; }
     KOKKOS_FORCEINLINE_FUNCTION index_type end_of_kept(index_type columns) const {
@@ -506,6 +536,7 @@ struct BoundWithOperand {
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return operand.row_offset.is_none(); }
   template <class Operand>
   struct RowWith {
+    static constexpr bool takes_any_column = impl::takes_any_column<Operand>;
     Operand operand;
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type column) const {
@@ -522,7 +553,7 @@ struct BoundWithOperand {
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
                                                          index_type first) const {
       Acc neighbour[width];
-      load_neighbours(operand.data + first, neighbour);
+      operand_neighbours(operand, first, neighbour);
       for (int i = 0; i < width; ++i) value[i] = Combine::of(value[i], neighbour[i]);
     }
     template <class Map>
@@ -617,6 +648,7 @@ struct BoundTemperature {
 
   template <class Acc>
   struct PreparedRow {
+    static constexpr bool takes_any_column = true;
     SharedDivisor<Acc> temperature;
     bool is_above_zero, has_room;
     KOKKOS_FORCEINLINE_FUNCTION Acc operator()(Acc value, index_type) const {
@@ -799,6 +831,7 @@ struct BoundChain {
   }
   template <class RowA, class RowB>
   struct RowWith {
+    static constexpr bool takes_any_column = impl::takes_any_column<RowA> && impl::takes_any_column<RowB>;
     RowA a;
     RowB b;
     template <class Acc>

@@ -87,12 +87,18 @@ class Buffer {
   static constexpr unsigned char untouched = 0xA5;
   static constexpr std::size_t guard = 256;  // bytes; keeps the alignment of the allocation
 
-  Buffer(Scalar scalar, Layout layout, const std::vector<double>* values = nullptr)
+  // `special_around`: NaN and +inf by turns, or true, in all that belongs to no element.
+  Buffer(Scalar scalar, Layout layout, const std::vector<double>* values = nullptr,
+         bool special_around = false)
       : scalar_(scalar),
         layout_(std::move(layout)),
         width_(reference::size_of(scalar)),
         host_(2 * guard + layout_.span() * width_, untouched),
         device_(Kokkos::view_alloc(Kokkos::WithoutInitializing, "test operand"), host_.size()) {
+    if (special_around) {
+      for (std::size_t at = 0; at < host_.size(); at += width_)
+        reference::encode(scalar_, at / width_ % 2 ? reference::infinity : reference::nan, host_.data() + at);
+    }
     if (values) fill(*values);
     upload();
   }

@@ -114,6 +114,7 @@ struct Case {
   std::optional<Layout> in, out, lse;  // row-major when absent
   bool in_place = false;
   Chain chain;
+  bool special_around = false;  // NaN and +inf around the input's elements
 
   std::int64_t size() const { return reference::right(extents).size(); }
 };
@@ -124,7 +125,7 @@ bool run_case(const Exec& exec, Operation operation, const Case& c, const std::s
               const Transform&... transform) {
   const bool reduces = operation == Operation::logsumexp;
   const auto lse_extents = reference::without(c.extents, c.axis);
-  Buffer<Exec> x(scalar_of<In>, c.in ? *c.in : reference::right(c.extents), &c.logits);
+  Buffer<Exec> x(scalar_of<In>, c.in ? *c.in : reference::right(c.extents), &c.logits, c.special_around);
   const bool in_place = c.in_place && !reduces && std::is_same_v<In, Out>;
   std::optional<Buffer<Exec>> separate;
   if (!in_place) {

@@ -48,6 +48,9 @@ class Operand {
                 dense ? reference::right(std::move(extents)) : reference::right(std::move(extents), 1, 3),
                 &values),
         values_(buffer_.values()) {}
+  // Wherever it is to lie, NaN and +inf around it.
+  Operand(Layout layout, const std::vector<double>& values)
+      : buffer_(scalar_of<T>, std::move(layout), &values, true), values_(buffer_.values()) {}
 
   template <int rank>
   auto view() const {

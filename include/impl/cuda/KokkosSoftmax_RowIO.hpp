@@ -8,15 +8,19 @@
 ///                 read in words of 4 bytes, and written by way of an image of the row in shared memory.
 ///   interleaved   rows of any other length: neighbours lie in neighbouring threads, so that accesses of
 ///                 single elements coalesce at any alignment. Long rows with operands, and these, are read
-///                 by way of shared memory (StagedRowPlan says which), those of 16 bits written so, too.
-///   by address    16 bits in and out, without a transform or with one of those that keeps_rows_packed names
-///                 (PackedRow): vectors of 16 bytes begin at the boundaries of memory, wherever the row
-///                 begins. Sums of these rows are exact, so that which thread adds what makes no difference.
+///                 by way of shared memory (StagedRowPlan says which).
+///   by address    16 bits in and out: vectors of 16 bytes begin at the boundaries of memory, wherever the
+///   row
+///                 begins. Without a transform or with one of those that keeps_rows_packed names they stay as
+///                 they are (PackedRow), rows of any length; else those of other lengths than whole vectors
+///                 become logits (LogitsByAddress), with operands by way of shared memory. Sums of these rows
+///                 are exact, so that which thread adds what makes no difference.
 
 #ifndef KOKKOSSOFTMAX_ROWIO_HPP
 #define KOKKOSSOFTMAX_ROWIO_HPP
 
 #include <KokkosSoftmax_Transforms.hpp>
+#include <impl/cuda/KokkosSoftmax_OperandNeighbours.hpp>
 #include <impl/cuda/KokkosSoftmax_RowMath.hpp>
 #include <impl/cuda/KokkosSoftmax_StagedColumns.hpp>
 
@@ -31,6 +35,8 @@ struct LanesOfRow {
   int index;                                          ///< of this thread in its row
   char* image;  ///< of the row in shared memory: image_bytes(count), where x and y ask for one
 
+  __device__ static constexpr int first_of_warp() { return 0; }
+
   __device__ static constexpr int first_step() { return 0; }
   __device__ int rank() const { return index; }
   __device__ static constexpr int size() { return lanes; }
@@ -42,6 +48,9 @@ struct BlockOfRow {
   static constexpr bool has_neighbours = false;
   int index, count;
   char* image;
+
+  /// Index of the first thread of the warp in the row.
+  __device__ int first_of_warp() const { return index & ~31; }
 
   __device__ static constexpr int first_step() { return 0; }
   __device__ int rank() const { return index; }
@@ -91,14 +100,7 @@ template <int unit>
 __device__ __forceinline__ uint4 shifted_vector(const uint4* vectors, int bytes) {
   const uint4 a = vectors[0], b = vectors[1];
   unsigned w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-  for (int i = 0; i < 6; ++i) w[i] = bytes & 8 ? w[i + 2] : w[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) w[i] = bytes & 4 ? w[i + 1] : w[i];
-  if constexpr (unit < 4) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] = __funnelshift_r(w[i], w[i + 1], bytes & 2 ? 16 : 0);
-  }
+  shift_words<16, unit, 4>(w, bytes);
   return {w[0], w[1], w[2], w[3]};
 }
 
@@ -166,6 +168,7 @@ struct RowRegisters {
   using In = In_;
   using Out = Out_;
   using Acc = accumulator_t<In, Out>;
+  static constexpr bool by_address = false;
   static constexpr int vectors = vectors_;
   static constexpr bool interleaved = interleaved_;
   static constexpr int width = interleaved ? 16 / sizeof(Acc) : 16 / sizeof(In);  ///< elements of a vector
@@ -568,6 +571,7 @@ struct RowRegisters {
 /// `may_drop_end`: rows may have an end of which nothing is kept.
 template <class T, int vectors_, bool anywhere, bool may_drop_end = false>
 struct PackedRow {
+  static constexpr bool by_address = true;
   static constexpr int vectors = vectors_;
   static constexpr int width = 8;  ///< elements of a vector
   static constexpr int store_bytes = 16;
@@ -585,20 +589,43 @@ struct PackedRow {
   int before;  ///< elements that the row's first vector holds before the row
   int left;    ///< elements of the row from this thread's first vector on, and that may begin before the row
 
-  /// Whether no thread has anything of the row in step k.
+  /// From a thread's first vector to that of step k.
+  template <class Threads>
+  __device__ static int offset(int k, const Threads& threads) {
+    return k * threads.count * width;
+  }
+  /// Whether no thread of the warp has anything of the row in step k.
   template <class Threads>
   __device__ bool skips(int k, const Threads& threads) const {
-    return vectors > 2 && k >= 2 && offset(k, threads) >= columns + (anywhere ? width - 1 : 0);
+    return vectors > 2 && k >= 2 &&
+           offset(k, threads) + threads.first_of_warp() * width >= columns + (anywhere ? width - 1 : 0);
+  }
+
+  /// Where a row of so many columns lies that begins at x.
+  template <class Threads>
+  __device__ void place(const T* x, int columns_, const Threads& threads) {
+    columns = columns_;
+    before = anywhere ? static_cast<int>(reinterpret_cast<std::uintptr_t>(x) % 16 / sizeof(T)) : 0;
+    left = columns + before - threads.index * width;
+  }
+  __device__ uint4 vector(int k) const {
+    return {held[k * pairs], held[k * pairs + 1], held[k * pairs + 2], held[k * pairs + 3]};
   }
 
   /// Reads what is kept of the row; around it -inf. So many elements behind the row may be read, too.
   template <class Threads>
   __device__ void load(const T* x, index_type may_read_behind, int columns_, int kept,
                        const Threads& threads) {
-    columns = columns_;
-    if constexpr (!may_drop_end) kept = columns;
-    before = anywhere ? static_cast<int>(reinterpret_cast<std::uintptr_t>(x) % 16 / sizeof(T)) : 0;
-    left = columns + before - threads.index * width;
+    read(x, may_read_behind, columns_, kept, threads);
+    for_each_outside(columns_ - kept, threads, [&](int k, int i) { drop(k, i); });
+  }
+
+  /// The same, but that vectors with a part of the row may have anything around it.
+  template <class Threads>
+  __device__ void read(const T* x, index_type may_read_behind, int columns_, int kept,
+                       const Threads& threads) {
+    if constexpr (!may_drop_end) kept = columns_;
+    place(x, columns_, threads);
     const uint4* const from = anchored(reinterpret_cast<const uint4*>(x - before) + threads.index);
     const uint4 nothing{minus_infinities, minus_infinities, minus_infinities, minus_infinities};
     // Whole vectors are read at the ends, too: before a row lies its allocation, which begins at a boundary,
@@ -641,21 +668,28 @@ struct PackedRow {
         }
       }
     }
+  }
+
+  /// Calls `outside`(k, i) for the elements i of vectors k with a part of what is read that are not of it,
+  /// the row being read but for so many at its end.
+  template <class Threads, class Outside>
+  __device__ void for_each_outside(int dropped, const Threads& threads, const Outside& outside) const {
     if constexpr (anywhere || may_drop_end) {
+      const int left_to_read = may_drop_end ? left - dropped : left;
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
         if (skips(k, threads)) break;
         if (k == 0 && begins_before_row(k, threads)) {
 #pragma unroll
           for (int i = 0; i < width; ++i) {
-            if (i < before) drop(k, i);
+            if (i < before) outside(k, i);
           }
         }
         const int inside = left_to_read - offset(k, threads);
         if (inside < width && inside > 0) {
 #pragma unroll
           for (int i = 1; i < width; ++i) {
-            if (i >= inside) drop(k, i);
+            if (i >= inside) outside(k, i);
           }
         }
       }
@@ -758,10 +792,6 @@ struct PackedRow {
   static constexpr unsigned minus_infinities = PackedPair<T>::minus_infinities;
 
   template <class Threads>
-  __device__ static int offset(int k, const Threads& threads) {
-    return k * threads.count * width;
-  }
-  template <class Threads>
   __device__ bool begins_before_row(int k, const Threads& threads) const {
     return anywhere && k == 0 && threads.index == 0 && before > 0;
   }
@@ -782,6 +812,130 @@ struct PackedRow {
       return __byte_perm(of_a, of_b, n >= 2 ? 0x3210 : n == 1 ? 0x7610 : 0x7654);
     };
     return {pair(0, a.x, b.x), pair(1, a.y, b.y), pair(2, a.z, b.z), pair(3, a.w, b.w)};
+  }
+};
+
+/// A row of 16 bits by address anywhere, as the logits that a transform makes of it. `looks`: whether it may
+/// make anything but -inf of -inf. (A second way through the kernel, for rows without, would take registers.)
+template <class T, int vectors_, bool may_drop_end, bool looks>
+struct LogitsByAddress {
+  using Packed = PackedRow<T, vectors_, true, may_drop_end>;
+  static constexpr bool by_address = true;
+  static constexpr int vectors = vectors_;
+  static constexpr int width = Packed::width, store_bytes = Packed::store_bytes;
+  KOKKOS_FORCEINLINE_FUNCTION static constexpr int image_bytes(int threads) {
+    return Packed::image_bytes(threads);
+  }
+  static constexpr index_type vectors_of_row(index_type columns) { return Packed::vectors_of_row(columns); }
+  template <class Operand>
+  using NeighboursOf =
+      NeighboursInRegisters<std::remove_cvref_t<decltype(*std::declval<Operand>().data)>, width>;
+
+  float held[vectors * width];
+  Packed packed;
+
+  template <class Threads>
+  __device__ bool skips(int k, const Threads& threads) const {
+    return packed.skips(k, threads);
+  }
+
+  /// Reads what is kept of a row behind which so many elements may be read, and transforms it. Operands are
+  /// read element by element.
+  template <class Threads, class TransformRow>
+  __device__ void load(const T* x, index_type may_read_behind, int columns, int kept, const Threads& threads,
+                       const TransformRow& transform) {
+    packed.read(x, may_read_behind, columns, kept, threads);
+    const auto at = [&](int first) {
+      return map_operands(transform, [&](const auto& operand) {
+        return NeighboursOf<decltype(operand)>::elements(operand, first, columns);
+      });
+    };
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (packed.skips(k, threads)) break;
+      float value[width];
+      convert(packed.vector(k), value);
+      transform_vector(columns, transform, at, first_column(k, threads), value);
+      keep(k, value);
+    }
+    drop_outside(columns - kept, threads);
+  }
+
+  /// Transforms the row that `packed` has read, whose operands are in shared memory, with bytes_around them.
+  template <class Threads, class TransformRow>
+  __device__ void transform_staged(int end, const Threads& threads, const TransformRow& transform) {
+    if (__all_sync(0xffffffffu, stage_takes_neighbours<width>(transform, -packed.before))) {
+      transform_with<false>(end, threads, transform);
+    } else {
+      transform_with<true>(end, threads, transform);
+    }
+    drop_outside(packed.columns - end, threads);
+    __syncwarp();  // a warp that has rows alone writes their images in the same place
+  }
+
+  /// Writes output(k, i), a pair of results, for the pairs i of vectors k.
+  template <class Out, class Threads, class Output>
+  __device__ void store(Out* y, bool exists, bool next_exists, bool dense, const Threads& threads,
+                        const Output& output) const {
+    packed.store(y, exists, next_exists, dense, threads, output);
+  }
+
+ private:
+  /// The column of the row that step k begins with; of the row's first vector it may be before the row.
+  template <class Threads>
+  __device__ int first_column(int k, const Threads& threads) const {
+    return threads.index * width - packed.before + Packed::offset(k, threads);
+  }
+  __device__ static void convert(const uint4& vector, float (&to)[width]) {
+    const unsigned pair[width / 2] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+    for (int i = 0; i < width; ++i)
+      to[i] = i % 2 == 0 ? PackedPair<T>::low(pair[i / 2]) : PackedPair<T>::high(pair[i / 2]);
+  }
+  __device__ void keep(int k, const float (&value)[width]) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) held[k * width + i] = value[i];
+  }
+  template <class Threads>
+  __device__ void drop_outside(int dropped, const Threads& threads) {
+    packed.for_each_outside(dropped, threads,
+                            [&](int k, int i) { held[k * width + i] = -infinity_v<float>; });
+  }
+
+  /// `at`(first): the transform with its operands from there on in registers.
+  template <class TransformRow, class At>
+  __device__ static void transform_vector(int columns, const TransformRow& transform, const At& at, int first,
+                                          float (&value)[width]) {
+    if constexpr (takes_any_column<decltype(at(first))>) {
+      transform_neighbours<width, looks>(at(first), value, first);
+    } else if (first >= 0 && first + width <= columns && stage_takes_neighbours<width>(transform, first)) {
+      transform_neighbours<width, looks>(transform, value, first);
+    } else {
+#pragma unroll
+      for (int i = 0; i < width; ++i)
+        value[i] = transformed<float, looks>(transform, value[i], min(max(first + i, 0), columns - 1));
+    }
+  }
+
+  template <bool shifted, class Threads, class TransformRow>
+  __device__ void transform_with(int end, const Threads& threads, const TransformRow& transform) {
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (packed.skips(k, threads)) break;
+      float value[width];
+      convert(packed.vector(k), value);
+      // Where a thread has nothing of the row, -inf stays -inf with any operand.
+      const int first = first_column(k, threads);
+      transform_vector(
+          packed.columns, transform,
+          [&](int column) {
+            return map_operands(transform, [&](const auto& operand) {
+              return NeighboursOf<decltype(operand)>::template read<shifted>(operand.data, column);
+            });
+          },
+          first < end ? first : -packed.before, value);
+      keep(k, value);
+    }
   }
 };
 

@@ -30,6 +30,23 @@ __device__ __forceinline__ T fold_accumulators(T* a, const Operation& operation)
   }
 }
 
+/// Folds all that a thread holds, `vectors` of so many elements, but for steps that it skips.
+template <int vectors, class T, int count, class Operation, class Skips>
+__device__ __forceinline__ T fold_held(const T (&held)[count], const Operation& operation,
+                                       const Skips& skips) {
+  constexpr int width = count / vectors;
+  T of_vectors[width];
+#pragma unroll
+  for (int i = 0; i < width; ++i) of_vectors[i] = held[i];
+#pragma unroll
+  for (int k = 1; k < vectors; ++k) {
+    if (skips(k)) break;
+#pragma unroll
+    for (int i = 0; i < width; ++i) of_vectors[i] = operation(of_vectors[i], held[k * width + i]);
+  }
+  return fold_accumulators<width>(of_vectors, operation);
+}
+
 /// Transforms that do the same to all logits of a row, but for an end that they drop. (Not every chain of
 /// these: one for which the C interface has no kernel of its own goes through that of all chains there, where
 /// rows are not packed, and C++ shall give the same bits.)
@@ -48,17 +65,34 @@ inline constexpr bool keeps_rows_packed<BoundChain<BoundScale, BoundCausal>> = t
 template <>
 inline constexpr bool keeps_rows_packed<BoundChain<BoundCausal, BoundScale>> = true;
 
-/// Whether rows are held by address: 16 bits are content with sums in coarse units, and no transform asks for
-/// operands that lie like the row.
+/// Whether rows may be held by address: 16 bits are content with sums in coarse units.
 template <class Problem>
-inline constexpr bool is_packed = is_16_bit_v<typename Problem::In>&& is_16_bit_v<typename Problem::Out>&&
-    keeps_rows_packed<typename Problem::Transform>;
+inline constexpr bool may_be_by_address =
+    is_16_bit_v<typename Problem::In>&& is_16_bit_v<typename Problem::Out>;
+
+/// Whether they stay as they are in memory.
+template <class Problem>
+inline constexpr bool is_packed = may_be_by_address<Problem>&& keeps_rows_packed<typename Problem::Transform>;
 
 /// Values of 16 bits that are logits.
 template <class In>
 struct LogitsOf16Bits {
-  __device__ float operator()(float value) const { return value; }
+  __device__ float minus(float max, float value) const { return value - max; }
   __device__ auto exponential_below(float max) const { return ExponentialOf16Bits<In>(max); }
+};
+
+/// Logits in registers, where they become exponentials, and where the maximum is subtracted from them if the
+/// exponential asks for that: as TransformedLogits to the same bits.
+struct HeldLogits {
+  struct Exponential {
+    ExponentialBelow<float> below;
+    /// Of what is an exponential already.
+    __device__ float operator()(float value) const { return value; }
+    __device__ float correction(float) const { return below.correction; }
+  };
+  bool max_is_subtracted;
+  __device__ float minus(float max, float value) const { return max_is_subtracted ? value : value - max; }
+  __device__ Exponential exponential_below(float max) const { return {ExponentialBelow<float>(max)}; }
 };
 
 /// Logits that a transform makes of values of 16 bits whenever they are used. `in_order`: they have the order
@@ -105,6 +139,7 @@ struct TransformedLogits {
     }
     __device__ float correction(float) const { return below.correction; }
   };
+  __device__ float minus(float max, float value) const { return (*this)(value)-max; }
   __device__ Exponential exponential_below(float max) const { return {*this, ExponentialBelow<float>(max)}; }
 };
 
@@ -128,7 +163,11 @@ template <class Problem, int vectors, bool irregular>
 using RegistersOf = std::conditional_t<
     is_packed<Problem>,
     PackedRow<typename Problem::In, vectors, irregular, knows_end_of_kept<typename Problem::Transform::Row>>,
-    RowRegisters<typename Problem::In, typename Problem::Out, vectors, irregular>>;
+    std::conditional_t<
+        may_be_by_address<Problem> && irregular,
+        LogitsByAddress<typename Problem::In, vectors, knows_end_of_kept<typename Problem::Transform::Row>,
+                        !only_drops<typename Problem::Transform>>,
+        RowRegisters<typename Problem::In, typename Problem::Out, vectors, irregular>>>;
 
 /// The sum of a row with this maximum: one that holds NaN or +inf has that.
 template <class Acc>
@@ -154,16 +193,8 @@ __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threa
 #pragma unroll 1
   for (bool looks = false;; looks = true) {
     const bool looked = load(looks);
-    Acc m[width];
-#pragma unroll
-    for (int i = 0; i < width; ++i) m[i] = row.held[i];
-#pragma unroll
-    for (int k = 1; k < vectors; ++k) {
-      if (Registers::skips(k, columns, threads)) break;
-#pragma unroll
-      for (int i = 0; i < width; ++i) m[i] = larger(m[i], row.held[k * width + i]);
-    }
-    max_of_row = reduce.max(fold_accumulators<width>(m, larger));
+    max_of_row = reduce.max(
+        fold_held<vectors>(row.held, larger, [&](int k) { return Registers::skips(k, columns, threads); }));
     if (looked || __all_sync(0xffffffffu, max_of_row == max_of_row)) break;
     threads.synchronize();
   }
@@ -211,17 +242,22 @@ __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threa
   }
 }
 
+/// Of rows by address. Below no logit at all any number is as good, but not one whose product with log2(e) is
+/// infinite.
+__device__ inline float subtracted_maximum(float max_of_row) {
+  return max_of_row == -infinity_v<float> ? 0.0f : finite_maximum(max_of_row);
+}
+
 /// From the maximum of a row of 16 bits by address to its outputs. `logits`: what its values are, or what is
 /// made of them. `sum_of_exponentials(exponential, exact)`: FixedPointUnits of all, `exact` as a type.
-/// `store` is given what makes a pair of outputs of a pair of values, `store_logsumexp` that.
+/// `store` is given what makes a pair of outputs of two values, `store_logsumexp` that.
 template <class Problem, class Logits, class Sum, class Store, class StoreLogsumexp>
-__device__ __forceinline__ void packed_row_result(Operation operation, int columns, float max_of_row,
-                                                  const Logits& logits, const Sum& sum_of_exponentials,
-                                                  const Store& store, const StoreLogsumexp& store_logsumexp) {
+__device__ __forceinline__ void addressed_row_result(Operation operation, int columns, float max_of_row,
+                                                     const Logits& logits, const Sum& sum_of_exponentials,
+                                                     const Store& store,
+                                                     const StoreLogsumexp& store_logsumexp) {
   using Out = typename Problem::Out;
-  using Pair = PackedPair<typename Problem::In>;
-  // Below no logit at all any number is as good, but not one whose product with log2(e) is infinite.
-  const float max = max_of_row == -infinity_v<float> ? 0.0f : finite_maximum(max_of_row);
+  const float max = subtracted_maximum(max_of_row);
   const auto exponential = logits.exponential_below(max);
   const auto result_of = [&](float sum_of_row) {
     return RowResult<float>(operation, MaxSum<float>{max, sum_of_row * exponential.correction(max)});
@@ -245,19 +281,40 @@ __device__ __forceinline__ void packed_row_result(Operation operation, int colum
   const float sum = sum_or_special(max_of_row, finite_sum);
   if (operation == Operation::softmax) {
     const float factor = sum == 0.0f ? 0.0f : sum < infinity_v<float> ? __fdividef(1.0f, sum) : nan_v<float>;
-    store([&](unsigned pair) {
-      return rounded_pair<Out>(exponential(Pair::low(pair)) * factor, exponential(Pair::high(pair)) * factor);
+    store([&](float first, float second) {
+      return rounded_pair<Out>(exponential(first) * factor, exponential(second) * factor);
     });
   } else {
     const RowResult<float> result = result_of(sum);
     if (operation == Operation::logsumexp) {
       store_logsumexp(result.logsumexp());
     } else {
-      store([&](unsigned pair) {
-        return rounded_pair<Out>((logits(Pair::low(pair)) - max) - result.log_sum,
-                                 (logits(Pair::high(pair)) - max) - result.log_sum);
+      store([&](float first, float second) {
+        return rounded_pair<Out>(logits.minus(max, first) - result.log_sum,
+                                 logits.minus(max, second) - result.log_sum);
       });
     }
+  }
+}
+
+/// Calls `finish` with what a transform of packed rows makes of their values, `max_of_row` being the maximum
+/// of these and, then, of the logits. `find_maximum`(logits): that where the transform changes the order. By
+/// all lanes of a warp, which may have several rows, with a prepared transform.
+template <class T, class TransformRow, class FindMaximum, class Finish>
+__device__ __forceinline__ void with_logits_of_packed(const TransformRow& transform, float& max_of_row,
+                                                      const FindMaximum& find_maximum, const Finish& finish) {
+  if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
+    finish(LogitsOf16Bits<T>{});
+  } else {
+    using InOrder = TransformedLogits<TransformRow, true>;
+    const bool is_in_order = InOrder::finds_maximum(transform, max_of_row);
+    if (__all_sync(0xffffffffu, is_in_order)) {
+      finish(InOrder{transform, true});
+      return;
+    }
+    const TransformedLogits<TransformRow, false> logits{transform, is_in_order};
+    max_of_row = find_maximum(logits);
+    finish(logits);
   }
 }
 
@@ -270,20 +327,11 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
                                                      const Reduce& reduce, const Load& load,
                                                      const Store& store) {
   const auto transform = load(true);
-  using TransformRow = std::remove_const_t<decltype(transform)>;
   using Pair = PackedPair<T>;
   constexpr int pairs = PackedRow<T, vectors, anywhere>::pairs;
   const auto larger = [](unsigned a, unsigned b) { return Pair::maximum_or_nan(a, b); };
-  unsigned m[pairs];
-#pragma unroll
-  for (int i = 0; i < pairs; ++i) m[i] = row.held[i];
-#pragma unroll
-  for (int k = 1; k < vectors; ++k) {
-    if (row.skips(k, threads)) break;
-#pragma unroll
-    for (int i = 0; i < pairs; ++i) m[i] = larger(m[i], row.held[k * pairs + i]);
-  }
-  const unsigned pair_of_maxima = fold_accumulators<pairs>(m, larger);
+  const unsigned pair_of_maxima =
+      fold_held<vectors>(row.held, larger, [&](int k) { return row.skips(k, threads); });
   float max_of_row = reduce.max(maximum_or_nan(Pair::low(pair_of_maxima), Pair::high(pair_of_maxima)));
   const auto sum_of_exponentials = [&](const auto& exponential, auto of_logarithm) {
     constexpr bool exact = decltype(of_logarithm)::value;
@@ -305,38 +353,86 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
     return sum;
   };
   const auto finish = [&](const auto& logits) {
-    packed_row_result<Problem>(
+    addressed_row_result<Problem>(
         problem.operation, row.columns, max_of_row, logits, sum_of_exponentials,
-        [&](const auto& output) { store([&](int k, int i) { return output(row.held[k * pairs + i]); }); },
+        [&](const auto& output) {
+          store([&](int k, int i) {
+            const unsigned pair = row.held[k * pairs + i];
+            return output(Pair::low(pair), Pair::high(pair));
+          });
+        },
         [&](float logsumexp) {
           if (writes_lse) *lse = store_as<typename Problem::Out>(logsumexp);
         });
   };
-  if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
-    finish(LogitsOf16Bits<T>{});
-  } else {
-    using InOrder = TransformedLogits<TransformRow, true>;
-    const bool is_in_order = InOrder::finds_maximum(transform, max_of_row);
-    // (All lanes of a warp, which may have several rows, go the same way.)
-    if (__all_sync(0xffffffffu, is_in_order)) {
-      finish(InOrder{transform, true});
-      return;
-    }
-    const TransformedLogits<TransformRow, false> logits{transform, is_in_order};
-    float max = -infinity_v<float>;
+  with_logits_of_packed<T>(
+      transform, max_of_row,
+      [&](const auto& logits) {
+        float max = -infinity_v<float>;
+#pragma unroll
+        for (int k = 0; k < vectors; ++k) {
+          if (row.skips(k, threads)) break;
+#pragma unroll
+          for (int i = 0; i < pairs; ++i) {
+            const unsigned pair = row.held[k * pairs + i];
+            max = maximum_or_nan(max, maximum_or_nan(logits(Pair::low(pair)), logits(Pair::high(pair))));
+          }
+        }
+        threads.synchronize();
+        return reduce.max(max);
+      },
+      finish);
+}
+
+/// Likewise of logits by address, which `load` brings.
+template <class Problem, class T, int vectors, bool may_drop_end, bool looks, class Threads, class Reduce,
+          class Load, class Store>
+__device__ __forceinline__ void softmax_in_registers(LogitsByAddress<T, vectors, may_drop_end, looks>& row,
+                                                     const Threads& threads, const Problem& problem,
+                                                     typename Problem::Out* lse, bool writes_lse,
+                                                     const Reduce& reduce, const Load& load,
+                                                     const Store& store) {
+  constexpr int width = LogitsByAddress<T, vectors, may_drop_end, looks>::width;
+  const auto larger = [](float a, float b) { return maximum_or_nan(a, b); };
+  load(true);
+  const float max_of_row =
+      reduce.max(fold_held<vectors>(row.held, larger, [&](int k) { return row.skips(k, threads); }));
+  const ExponentialBelow<float> below(subtracted_maximum(max_of_row));
+  const HeldLogits logits{below.subtracts_first()};
+  if (logits.max_is_subtracted) {
+#pragma unroll
+    for (auto& value : row.held) value -= below.subtracted;
+  }
+  const bool are_needed = problem.operation == Operation::log_softmax;
+  const auto sum = [&](auto of_logarithm, const auto& term) {
+    FixedPointUnits units{0, 0};
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       if (row.skips(k, threads)) break;
 #pragma unroll
-      for (int i = 0; i < pairs; ++i) {
-        const unsigned pair = row.held[k * pairs + i];
-        max = maximum_or_nan(max, maximum_or_nan(logits(Pair::low(pair)), logits(Pair::high(pair))));
-      }
+      for (int i = k * width; i < (k + 1) * width; i += 2)
+        units.template add<decltype(of_logarithm)::value>(term(row.held[i]), term(row.held[i + 1]));
     }
-    threads.synchronize();
-    max_of_row = reduce.max(max);
-    finish(logits);
-  }
+    return reduce.template sum_of_units<decltype(of_logarithm)::value>(units);
+  };
+  addressed_row_result<Problem>(
+      problem.operation, row.packed.columns, max_of_row, logits,
+      [&](const HeldLogits::Exponential& of_exponential, auto of_logarithm) {
+        if constexpr (decltype(of_logarithm)::value) {
+          if (are_needed) return sum(of_logarithm, [&](float value) { return below(value); });
+          return sum(of_logarithm, of_exponential);
+        } else {
+          return sum(of_logarithm, [&](float& value) { return value = below(value); });
+        }
+      },
+      [&](const auto& output) {
+        store([&](int k, int i) {
+          return output(row.held[k * width + 2 * i], row.held[k * width + 2 * i + 1]);
+        });
+      },
+      [&](float logsumexp) {
+        if (writes_lse) *lse = store_as<typename Problem::Out>(logsumexp);
+      });
 }
 
 /// Across the lanes of a row. Maxima may be NaN.
@@ -473,6 +569,7 @@ struct ReduceVectors {
 template <class Problem, class Registers, bool irregular>
 inline constexpr int least_blocks_of_warps = [] {
   const std::size_t bytes = sizeof(Registers::held);
+  if (Registers::by_address && !is_packed<Problem>) return bytes <= 96 ? 8 : bytes <= 128 ? 7 : 6;
   const int spare =
       is_packed<Problem> ? (irregular || bytes > 80 ? 2 : 1) : (irregular || bytes <= 80 ? 0 : 1);
   return bytes <= 32    ? 12 - 2 * spare
@@ -500,6 +597,11 @@ __device__ __forceinline__ auto load_row(const Problem& problem, const RowGeomet
     row.load(problem.x + where.x_offset, g.last_x_offset() - where.x_offset, static_cast<int>(g.columns),
              static_cast<int>(end_of_kept(transform, g.columns)), threads);
     return prepared_stage<typename Problem::Acc>(transform, 0);
+  } else if constexpr (Registers::by_address) {
+    const auto transform = problem.transform.at_row(where.index);
+    row.load(problem.x + where.x_offset, g.last_x_offset() - where.x_offset, static_cast<int>(g.columns),
+             static_cast<int>(end_of_kept(transform, g.columns)), threads,
+             prepared_stage<typename Problem::Acc>(transform, 0));
   } else {
     return row.load(problem.x + where.x_offset, static_cast<int>(g.columns), threads,
                     problem.transform.at_row(where.index), looks);
@@ -511,7 +613,7 @@ __device__ __forceinline__ void store_row(const Problem& problem, const RowGeome
                                           const Output& output) {
   const RowGeometry& g = problem.geometry;
   const bool exists = position < g.rows;
-  if constexpr (is_packed<Problem>) {
+  if constexpr (Registers::by_address) {
     const bool dense = g.rank == 1 && g.y_stride[0] == g.columns;
     row.store(problem.y + where.y_offset, exists, position + 1 < g.rows, dense, threads, output);
   } else {
@@ -605,22 +707,22 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
   }
 }
 
-/// The shared memory of a row that is staged: x and its operands, then y's image in their place. 0 bytes
-/// where it is not staged.
+/// The shared memory of a row that is staged: x, but for rows by address, and its operands, then y's image in
+/// their place. 0 bytes where it is not staged.
 struct StagedRowPlan {
   int bytes = 0;
   unsigned operands_by_l1 = 0;  ///< bit i: operand i is the same for the next row
 
   template <class Problem>
-  static StagedRowPlan of(const Problem& problem, index_type most_bytes) {
+  static StagedRowPlan of(const Problem& problem, index_type least_bytes, index_type most_bytes) {
     const index_type columns = problem.geometry.columns;
+    constexpr bool by_address = may_be_by_address<Problem>;
     StagedRowPlan plan;
-    index_type bytes = bytes_of_staged<typename Problem::In>(columns);
+    index_type bytes = by_address ? 0 : bytes_of_staged<typename Problem::In>(columns);
     bool side_by_side = true;
-    // What all rows have is in L1. (One H200, a bias of bfloat16, fraction of a copy without and with this:
-    // 1001 columns 0.72 and 0.68, 2047 0.57 and 0.64, 4097 0.54 and 0.60; a bias with rows of its own 0.71
-    // and 0.97, 0.63 and 0.95, 0.59 and 0.92; a mask of float 0.79 and 0.96, 0.72 and 0.96, 0.69 and 0.95.)
-    bool is_faster = sizeof(typename Problem::In) == 2 && columns > 1024;
+    // What all rows have is in L1. (One H200, a mask of float, fraction of a copy without and with this: 1001
+    // columns 0.79 and 0.96, 2047 0.72 and 0.96, 4097 0.69 and 0.95.)
+    bool is_faster = by_address;
     int i = 0;
     problem.transform.visit_operands([&]<class T>(const LogitOperand<T>& operand) {
       const int rank = operand.row_offset.rank;
@@ -629,13 +731,84 @@ struct StagedRowPlan {
       is_faster = is_faster || !again;
       side_by_side = side_by_side && operand.column_stride == 1;
       bytes += bytes_of_staged<T>(columns);
+      if (by_address) bytes += 2 * NeighboursInRegisters<T, 8>::bytes_around;
       ++i;
     });
-    bytes = std::max(bytes, bytes_of_staged<typename Problem::Out>(columns));
+    bytes = std::max(bytes, least_bytes);
+    // Rows side by side in a warp do not fall on the same banks.
+    if (by_address) bytes = bytes / 128 * 128 + 192;
     if (side_by_side && is_faster && bytes <= most_bytes) plan.bytes = static_cast<int>(bytes);
     return plan;
   }
 };
+
+/// Logits by address by way of shared memory, `group` lanes a row, or, of 0, a block.
+template <int vectors, int group, int most_threads, int least_blocks, class Problem>
+__global__ void __launch_bounds__(most_threads, least_blocks)
+    staged_logits_kernel(const __grid_constant__ Problem problem, const StagedRowPlan plan) {
+  using Registers = RegistersOf<Problem, vectors, true>;
+  using Acc = typename Problem::Acc;
+  extern __shared__ __align__(16) char shared_of_rows[];
+  const RowGeometry& g = problem.geometry;
+  grid_dependency_wait();
+  if (g.rows == 0) return;
+  const auto thread = static_cast<int>(threadIdx.x);
+  constexpr int lanes = group == 0 ? 1 : group;
+  const index_type position =
+      group == 0 ? blockIdx.x : static_cast<index_type>(blockIdx.x) * (most_threads / lanes) + thread / lanes;
+  const bool exists = position < g.rows;
+  // Lanes past the last row go along with that one: the warp's shuffles want them.
+  const RowGeometry::Row where = g.row(exists ? position : g.rows - 1);
+  char* const shared = shared_of_rows + (group == 0 ? 0 : thread / lanes * plan.bytes);
+  const auto threads = [&] {
+    if constexpr (group == 0) {
+      return BlockOfRow{thread, static_cast<int>(blockDim.x), shared};
+    } else {
+      return LanesOfRow<group>{thread % group, shared};
+    }
+  }();
+  const auto columns = static_cast<int>(g.columns);
+  typename Problem::Out* const y = problem.y + where.y_offset;
+  if constexpr (group != 0) {
+    if (const int gap = gap_to_read(problem); gap > 0)
+      read_ends_of_row(y, columns, gap, threads.rank() == 0, threads.rank() == 1);
+  }
+  const auto transform_of_row = problem.transform.at_row(where.index);
+  const auto end = static_cast<int>(end_of_kept(transform_of_row, g.columns));
+  // Copies to shared memory first: what x goes to are registers that the compiler may wait for.
+  const auto stage = [&](const bool by_l1) {
+    char* to = shared;
+    unsigned alike = plan.operands_by_l1;
+    return map_operands(transform_of_row, [&]<class Operand>(const Operand& operand) {
+      constexpr int around = Registers::template NeighboursOf<Operand>::bytes_around;
+      const bool now = static_cast<bool>(alike & 1) == by_l1;
+      const auto its = stage_columns(operand.data, now ? end : 0, to + around, threads, by_l1);
+      to += bytes_of_staged<std::remove_cvref_t<decltype(*operand.data)>>(columns) + 2 * around;
+      alike /= 2;
+      return its;
+    });
+  };
+  const auto staged = stage(false);
+  Registers row;
+  row.packed.read(problem.x + where.x_offset, g.last_x_offset() - where.x_offset, columns, end, threads);
+  if (plan.operands_by_l1 != 0) stage(true);
+  const auto transform = prepared_stage<Acc>(staged, 0);
+  cp_async_wait_all();
+  threads.synchronize();
+  const auto with = [&](const auto& reduce) {
+    softmax_in_registers(
+        row, threads, problem, y, exists && threads.rank() == 0, reduce,
+        [&](bool) { row.transform_staged(end, threads, transform); },
+        [&](const auto& output) { store_row(problem, where, position, row, threads, output); });
+  };
+  if constexpr (group != 0) {
+    with(ReduceGroup<Acc, lanes>{});
+  } else {
+    using Reduce = ReduceWarps<Acc>;
+    __shared__ typename Reduce::Shared shared_of_reduction;
+    with(Reduce{shared_of_reduction, {}});
+  }
+}
 
 /// Interleaved rows by way of shared memory, a block or, with ReduceGroup, a warp each; to the same bits.
 template <int vectors, int most_threads, int least_blocks, class Reduce, class Problem>
@@ -809,19 +982,19 @@ void launch_rows_kernel(const Kokkos::Cuda& exec, const char* name, index_type b
                         int image_bytes, const Problem& problem) {
   const RowAlignment alignment = RowAlignment::of(problem);
   const bool writes_rows = problem.operation != Operation::logsumexp;
-  const bool has_image = is_packed<Problem> ? writes_rows && alignment.difference % 16 != 0
-                                            : writes_rows && alignment.y % Registers::store_bytes != 0;
+  const bool has_image = Registers::by_address ? writes_rows && alignment.difference % 16 != 0
+                                               : writes_rows && alignment.y % Registers::store_bytes != 0;
   launch_with_shared<kernel>(exec, kernel_label(problem.operation, name), blocks, threads,
                              has_image ? image_bytes : 0, problem);
 }
 
-/// Launches a kernel of staged rows if these are to be staged; whether.
+/// Launches a kernel of staged rows, whose images take so many bytes each, if they are to be staged; whether.
 template <auto kernel, class Problem>
 bool launch_staged(const Kokkos::Cuda& exec, const char* name, int threads, int rows_of_block,
-                   const Problem& problem) {
+                   index_type image_bytes, const Problem& problem) {
   const index_type most_bytes = static_cast<index_type>(exec.cuda_device_prop().sharedMemPerBlockOptin) -
                                 4096;  // beside what the kernel declares
-  const auto plan = StagedRowPlan::of(problem, most_bytes / rows_of_block);
+  const auto plan = StagedRowPlan::of(problem, image_bytes, most_bytes / rows_of_block);
   if (plan.bytes == 0) return false;
   launch_with_shared<kernel>(exec, kernel_label(problem.operation, name),
                              (problem.geometry.rows + rows_of_block - 1) / rows_of_block, threads,
@@ -854,6 +1027,8 @@ struct WarpPerRow {
         run_anywhere(exec, problem, RegistersOf<Problem, 1, true>::vectors_of_row(columns));
     } else if (!Plan::interleaves(columns)) {
       run_vectors(exec, problem, columns / Plan::width);
+    } else if constexpr (may_be_by_address<Problem>) {
+      run_logits(exec, problem, RegistersOf<Problem, 1, true>::vectors_of_row(columns));
     } else {
       constexpr int vectors = Plan::interleaved_vectors, elements = Plan::interleaved_elements;
       if (columns <= 8 * elements / 3) {
@@ -868,8 +1043,8 @@ struct WarpPerRow {
           // `reserve` launches over no rows: that loads the other kernels, too, which a capture could not do.
           const index_type rows = problem.geometry.rows;
           if ((rows == 0 || rows > most_rows_in_warps) &&
-              launch_staged<&staged_row_kernel<vectors, 128, 3, Reduce, Problem>>(exec, name, 128, 4,
-                                                                                  problem) &&
+              launch_staged<&staged_row_kernel<vectors, 128, 3, Reduce, Problem>>(
+                  exec, name, 128, 4, bytes_of_staged<typename Problem::Out>(columns), problem) &&
               rows > 0)
             return;
         }
@@ -926,24 +1101,66 @@ struct WarpPerRow {
     }
   }
 
+  /// `vectors` each of so many lanes.
+  template <int vectors_, int lanes_>
+  struct Share {
+    static constexpr int vectors = vectors_, lanes = lanes_;
+    static constexpr index_type longest =
+        vectors * lanes - (lanes == 16 && vectors == 8 ? 2 : 0);  // see ReduceGroup::sum_of_units
+  };
+  /// Calls `launch` with the first of these, in rising order, that takes a row of so many vectors.
+  template <class First, class... Others, class Launch>
+  static void with_share(index_type vectors_of_row, const Launch& launch) {
+    if constexpr (sizeof...(Others) != 0) {
+      if (vectors_of_row > First::longest) {
+        with_share<Others...>(vectors_of_row, launch);
+        return;
+      }
+    }
+    launch(First());
+  }
+
   template <class Problem>
   static void run_anywhere(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
-    if (vectors <= 5 * 4) {
-      launch<5, true, 4>(exec, problem);
-    } else if (vectors <= 8 * 4) {
-      launch<8, true, 4>(exec, problem);
-    } else if (vectors <= 5 * 8) {
-      launch<5, true, 8>(exec, problem);
-    } else if (vectors <= 8 * 8) {
-      launch<8, true, 8>(exec, problem);
-    } else if (vectors <= 5 * 16) {
-      launch<5, true, 16>(exec, problem);
-    } else if (vectors <= 8 * 16 - 2) {  // see ReduceGroup::sum_of_units
-      launch<8, true, 16>(exec, problem);
-    } else if (vectors <= 5 * 32) {
-      launch_warp_or_warps<5, true>(exec, problem);
+    with_share<Share<5, 4>, Share<8, 4>, Share<5, 8>, Share<8, 8>, Share<5, 16>, Share<8, 16>, Share<5, 32>,
+               Share<8, 32>>(vectors, [&]<class S>(S) { launch_anywhere<S>(exec, problem); });
+  }
+  template <class S, class Problem>
+  static void launch_anywhere(const Kokkos::Cuda& exec, const Problem& problem) {
+    if constexpr (S::lanes == 32) {
+      launch_warp_or_warps<S::vectors, true>(exec, problem);
     } else {
-      launch_warp_or_warps<8, true>(exec, problem);
+      launch<S::vectors, true, S::lanes>(exec, problem);
+    }
+  }
+
+  template <class Problem>
+  static void run_logits(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    with_share<Share<3, 4>, Share<5, 4>, Share<3, 8>, Share<5, 8>, Share<3, 16>, Share<5, 16>, Share<3, 32>,
+               Share<4, 32>, Share<5, 32>>(vectors, [&]<class S>(S) { launch_logits<S>(exec, problem); });
+  }
+
+  /// Operands of a few rows, and those that do not lie side by side, are read element by element.
+  template <class S, class Problem>
+  static void launch_logits(const Kokkos::Cuda& exec, const Problem& problem) {
+    if constexpr (!RowInRegistersPlan<Problem>::may_stage) {
+      launch_anywhere<S>(exec, problem);
+    } else {
+      using Registers = RegistersOf<Problem, S::vectors, true>;
+      const index_type rows = problem.geometry.rows;
+      // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
+      if ((rows == 0 || rows > most_rows_in_warps) &&
+          launch_staged<&staged_logits_kernel<S::vectors, S::lanes, 128,
+                                              least_blocks_of_warps<Problem, Registers, true>, Problem>>(
+              exec, name, 128, 128 / S::lanes, Registers::image_bytes(S::lanes), problem) &&
+          rows > 0)
+        return;
+      constexpr int threads = 160;
+      using OfOneVector = RegistersOf<Problem, 1, true>;
+      launch_rows_kernel<
+          &block_per_row_kernel<1, true, threads, 4, ReduceWarps<typename Problem::Acc>, Problem>,
+          OfOneVector>(exec, name, rows, (S::vectors * S::lanes + 31) / 32 * 32,
+                       OfOneVector::image_bytes(threads), problem);
     }
   }
 
@@ -958,7 +1175,7 @@ struct WarpPerRow {
       (void)has_grid_dependency_wait(&warp_per_row_kernel<vectors, irregular, 32, Problem>);
     using Registers = RegistersOf<Problem, 1, irregular>;
     using Acc = typename Problem::Acc;
-    using Reduce = std::conditional_t<is_packed<Problem>, ReduceWarps<Acc>, ReduceVectors<Acc, vectors>>;
+    using Reduce = std::conditional_t<Registers::by_address, ReduceWarps<Acc>, ReduceVectors<Acc, vectors>>;
     launch_rows_kernel<&block_per_row_kernel<1, irregular, vectors * 32, 4, Reduce, Problem>, Registers>(
         exec, name, problem.geometry.rows, vectors * 32, Registers::image_bytes(vectors * 32), problem);
   }
@@ -1027,21 +1244,7 @@ struct BlockPerRow {
         }
       }
     } else if (Plan::interleaves(columns)) {
-      constexpr int vectors = Plan::interleaved_vectors, elements = Plan::interleaved_elements;
-      if constexpr (Plan::may_stage) {
-        using Reduce = ReduceWarps<typename Problem::Acc>;
-        const int threads = Plan::threads_of_block(columns, elements);
-        if (columns <= 256 * elements ? launch_staged<&staged_row_kernel<vectors, 256, 3, Reduce, Problem>>(
-                                            exec, name, threads, 1, problem)
-                                      : launch_staged<&staged_row_kernel<vectors, 512, 2, Reduce, Problem>>(
-                                            exec, name, threads, 1, problem))
-          return;
-      }
-      if (columns <= 256 * elements) {
-        launch_256<vectors, true>(exec, problem, elements);
-      } else {
-        launch<vectors, true, 512, 2>(exec, problem, columns, elements);
-      }
+      run_other_lengths(exec, problem);
     } else if constexpr (sizeof(typename Problem::In) == 2) {
       const int threads = Plan::threads_of_block(columns, 4 * Plan::width);
       if (threads <= 256 && Plan::fills(columns / Plan::width, 4, threads)) {
@@ -1066,11 +1269,55 @@ struct BlockPerRow {
   static void reserve(const Exec&, const Problem&) {}
 
  private:
+  /// Rows that are no whole vectors.
+  template <class Problem>
+  static void run_other_lengths(const Kokkos::Cuda& exec, const Problem& problem) {
+    using Plan = RowInRegistersPlan<Problem>;
+    const index_type columns = problem.geometry.columns;
+    if constexpr (may_be_by_address<Problem>) {
+      const index_type vectors = RegistersOf<Problem, 1, true>::vectors_of_row(columns);
+      if (vectors <= 256 * 5) {
+        launch_logits<5, 256, 3>(exec, problem, vectors);
+      } else {
+        launch_logits<8, 288, 2>(exec, problem, vectors);
+      }
+    } else {
+      constexpr int vectors = Plan::interleaved_vectors, elements = Plan::interleaved_elements;
+      if constexpr (Plan::may_stage) {
+        using Reduce = ReduceWarps<typename Problem::Acc>;
+        const int threads = Plan::threads_of_block(columns, elements);
+        const index_type image_bytes = bytes_of_staged<typename Problem::Out>(columns);
+        if (columns <= 256 * elements ? launch_staged<&staged_row_kernel<vectors, 256, 3, Reduce, Problem>>(
+                                            exec, name, threads, 1, image_bytes, problem)
+                                      : launch_staged<&staged_row_kernel<vectors, 512, 2, Reduce, Problem>>(
+                                            exec, name, threads, 1, image_bytes, problem))
+          return;
+      }
+      if (columns <= 256 * elements) {
+        launch_256<vectors, true>(exec, problem, elements);
+      } else {
+        launch<vectors, true, 512, 2>(exec, problem, columns, elements);
+      }
+    }
+  }
+
   template <class Problem>
   static bool comes_from_memory(const Problem& problem) {
     constexpr index_type most_bytes_near_l2 = index_type(128) << 20;
     const RowGeometry& g = problem.geometry;
     return g.rows * g.columns * static_cast<index_type>(sizeof(*problem.x)) > most_bytes_near_l2;
+  }
+
+  template <int vectors, int most_threads, int least_blocks, class Problem>
+  static void launch_logits(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors_of_row) {
+    if constexpr (RowInRegistersPlan<Problem>::may_stage) {
+      using Registers = RegistersOf<Problem, vectors, true>;
+      const int threads = RowInRegistersPlan<Problem>::threads_of_block(vectors_of_row, vectors);
+      if (launch_staged<&staged_logits_kernel<vectors, 0, most_threads, least_blocks, Problem>>(
+              exec, name, threads, 1, Registers::image_bytes(threads), problem))
+        return;
+    }
+    launch<vectors, true, most_threads, least_blocks>(exec, problem, vectors_of_row, vectors);
   }
 
   template <class Problem>

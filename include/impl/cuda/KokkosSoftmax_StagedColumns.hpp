@@ -23,6 +23,10 @@ struct ColumnsInShared {
     __builtin_assume(__isShared(data));
     return data[static_cast<int>(column)];
   }
+  template <int width>
+  __device__ bool has_neighbours(index_type first) const {
+    return reinterpret_cast<std::uintptr_t>(data + first) % bytes_of_neighbours<width, T> == 0;
+  }
 };
 
 /// The shared memory that so many columns take, wherever they begin.

@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(128, 9)
     }
     return FixedPointUnits::rounded<exact>(whole, units.rest);
   };
-  packed_row_result<Problem>(
+  addressed_row_result<Problem>(
       problem.operation, columns, max_of_row, LogitsOf16Bits<T>{}, sum_of_exponentials,
       [&](const auto& output) {
         // (As late as that: with the reads before the copies of x 65 columns, 7 between them, have 0.58 of a
@@ -232,7 +232,8 @@ __global__ void __launch_bounds__(128, 9)
         }
         // All lanes have read the vectors that rows share.
         __syncwarp();
-        mine.replace(output);
+        mine.replace(
+            [&](unsigned pair) { return output(PackedPair<T>::low(pair), PackedPair<T>::high(pair)); });
       },
       [&](float logsumexp) {
         if (exists && index == 0) problem.y[first_row + row] = store_as<Out>(logsumexp);

@@ -166,6 +166,10 @@ struct BoundNormalizer {
       return multiply_add(value, all.factor[column], all.shift()[column]) + all.shift_rest()[column];
     }
     template <int width>
+    KOKKOS_FORCEINLINE_FUNCTION static bool takes_neighbours(index_type first) {
+      return first * static_cast<index_type>(sizeof(Acc)) % bytes_of_neighbours<width, Acc> == 0;
+    }
+    template <int width>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
                                                          index_type first) const {
       Acc factor[width], shift[width], rest[width];
