@@ -3,7 +3,8 @@
 //
 // Rows of 16 bits that CUDA keeps as they are, in pairs, with a transform that makes the same of all logits
 // of a row, or drops an end: it is applied whenever they are used, and the maximum is found among the pairs
-// where it keeps their order, else among what it makes of them, for a warp's rows together.
+// where it keeps their order, else among what it makes of them, for a warp's rows together. In registers, and
+// short rows in tiles.
 #include "../support/transform_cases.hpp"
 
 #if defined(KOKKOS_ENABLE_CUDA)
@@ -13,12 +14,20 @@ namespace {
 using namespace tests;
 using Exec = Kokkos::Cuda;
 
-// Of parts of a warp, of a warp, of several warps, of a block; whole vectors and others.
-const std::int64_t lengths[] = {1, 33, 64, 577, 1024, 2047, 4096, 8191, 16384};
+// Of a lane of a tile, of parts of a warp, of a warp, of several warps, of a block; whole vectors and others.
+const std::int64_t lengths[] = {1, 17, 33, 64, 129, 577, 1024, 2047, 4096, 8191, 16384};
 
-// Rows beside each other of which some are special. Off all boundaries, unless `dense`.
+bool fits_tile(std::int64_t columns) {
+  return columns >= 16 && columns <= 4608;
+}
+
+// One behind the other; with the same between all; with more between planes.
+enum class Gaps { none, rows, planes };
+constexpr Gaps all_gaps[] = {Gaps::none, Gaps::rows, Gaps::planes};
+
+// Rows beside each other of which some are special. Off all boundaries, where there are gaps.
 template <class T>
-Case special_case(std::int64_t columns, bool dense) {
+Case special_case(std::int64_t columns, Gaps gaps) {
   Case c;
   c.extents = {2, 9, columns};
   c.axis = 2;
@@ -33,7 +42,11 @@ Case special_case(std::int64_t columns, bool dense) {
     if (row == 6 || row == 17) logit = -reference::infinity;
     if (row == 9) logit *= large;
   }
-  if (!dense) {
+  const std::int64_t stride = columns + 3;
+  if (gaps == Gaps::rows) {
+    c.in = reference::Layout{c.extents, {9 * stride, stride, 1}, 5};
+    c.out = reference::Layout{c.extents, {9 * stride, stride, 1}, 1};
+  } else if (gaps == Gaps::planes) {
     c.in = reference::right(c.extents, 3, 5);
     c.out = reference::right(c.extents, 2, 1);
   }
@@ -46,8 +59,13 @@ Accumulator accumulator() {
 }
 
 template <class T, class... Transform>
-void check_all(const Case& c, const Transform&... transform) {
-  for (auto operation : operations) run_case<T, T, 3>(Exec(), operation, c, "", transform...);
+void check_all(const Case& c, Gaps gaps, const Transform&... transform) {
+  for (auto operation : operations) {
+    run_case<T, T, 3>(Exec(), operation, c, "", transform...);
+    // (With these few rows no one would choose it.)
+    if (fits_tile(c.extents[2]) && gaps != Gaps::planes)
+      EXPECT_TRUE((run_case<T, T, 3>(Exec(), operation, c, "tiled_rows", transform...)));
+  }
 }
 
 // 1e29 makes infinities of large logits, the others change the order, make all logits the same, or NaN of
@@ -56,23 +74,23 @@ constexpr double factors[] = {0.125, 3.0, 1e29, -0.5, 0.0, 1e-39};
 
 TEST(CudaPackedRows, Factor) {
   for (const auto columns : lengths) {
-    for (const bool dense : {true, false}) {
-      auto c = special_case<bhalf_t>(columns, dense);
+    for (const Gaps gaps : all_gaps) {
+      auto c = special_case<bhalf_t>(columns, gaps);
       for (const double factor : factors) {
         SCOPED_TRACE(factor);
         c.chain = {reference::scale(accumulator<bhalf_t>(), factor)};
-        check_all<bhalf_t>(c, ks::scale(factor));
+        check_all<bhalf_t>(c, gaps, ks::scale(factor));
       }
-      c.in_place = dense;
-      check_all<bhalf_t>(c, ks::scale(factors[5]));
+      c.in_place = gaps == Gaps::none;
+      check_all<bhalf_t>(c, gaps, ks::scale(factors[5]));
     }
   }
 }
 
 // Ends in a vector, at its boundaries, before the first column and behind the last.
 template <class T>
-void check_causal(std::int64_t columns, bool dense) {
-  const auto c = special_case<T>(columns, dense);
+void check_causal(std::int64_t columns, Gaps gaps) {
+  const auto c = special_case<T>(columns, gaps);
   for (const std::int64_t offset :
        {-std::int64_t(5), std::int64_t(0), columns / 2, columns - 6, 2 * columns}) {
     SCOPED_TRACE(offset);
@@ -82,27 +100,27 @@ void check_causal(std::int64_t columns, bool dense) {
         dropped.logits[static_cast<std::size_t>(i)] = i % 2 ? reference::nan : reference::infinity;
     }
     dropped.chain = {reference::causal(offset)};
-    check_all<T>(dropped, ks::causal(offset));
+    check_all<T>(dropped, gaps, ks::causal(offset));
     for (const double factor : {0.125, -0.5}) {
       dropped.chain = {reference::scale(accumulator<T>(), factor), reference::causal(offset)};
-      check_all<T>(dropped, ks::scale(factor) | ks::causal(offset));
+      check_all<T>(dropped, gaps, ks::scale(factor) | ks::causal(offset));
     }
   }
 }
 
 TEST(CudaPackedRows, Causal) {
   for (const auto columns : lengths) {
-    for (const bool dense : {true, false}) {
-      check_causal<bhalf_t>(columns, dense);
-      if (columns % 2 == 1) check_causal<half_t>(columns, dense);
+    for (const Gaps gaps : all_gaps) {
+      check_causal<bhalf_t>(columns, gaps);
+      if (columns % 2 == 1) check_causal<half_t>(columns, gaps);
     }
   }
 }
 
 // A warp's rows have temperatures that keep the order of logits, and others.
 template <class T>
-void check_temperature(std::int64_t columns, bool dense) {
-  auto c = special_case<T>(columns, dense);
+void check_temperature(std::int64_t columns, Gaps gaps) {
+  auto c = special_case<T>(columns, gaps);
   std::vector<double> values;
   const double some[] = {0.5, 1.7, -2, 1e-30, 1, 3e38, 0.9, 1e-41, 2.5};
   for (std::int64_t row = 0; row < 18; ++row) {
@@ -111,14 +129,14 @@ void check_temperature(std::int64_t columns, bool dense) {
   }
   c.chain = {reference::temperature(accumulator<T>(), values)};
   const Operand<float, Exec> temperatures({18}, values);
-  check_all<T>(c, ks::temperature(temperatures.template view<1>()));
+  check_all<T>(c, gaps, ks::temperature(temperatures.template view<1>()));
 }
 
 TEST(CudaPackedRows, Temperature) {
   for (const auto columns : lengths) {
-    for (const bool dense : {true, false}) {
-      check_temperature<bhalf_t>(columns, dense);
-      if (columns % 2 == 1) check_temperature<half_t>(columns, dense);
+    for (const Gaps gaps : all_gaps) {
+      check_temperature<bhalf_t>(columns, gaps);
+      if (columns % 2 == 1) check_temperature<half_t>(columns, gaps);
     }
   }
 }
@@ -136,7 +154,7 @@ TEST(CudaPackedRows, RowsGiveTheSameBitsAloneAndBesideOthers) {
                             Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
   const Exec exec;
   for (const std::int64_t columns : {33, 64, 577, 2048, 8191}) {
-    const auto c = special_case<bhalf_t>(columns, true);
+    const auto c = special_case<bhalf_t>(columns, Gaps::none);
     const std::int64_t rows = 18;
     const Memory x("x", rows * columns), y("y", rows * columns), one("one row", columns + 8),
         result("its result", columns + 8);
@@ -152,19 +170,26 @@ TEST(CudaPackedRows, RowsGiveTheSameBitsAloneAndBesideOthers) {
     const auto same_bits = [&](const std::string& name, std::int64_t row, const auto& all,
                                const auto& alone) {
       ks::softmax(exec, Rows(x.data(), rows, columns), Rows(y.data(), rows, columns), all);
+      const auto slice = [&](const Memory& memory, std::int64_t first) {
+        const auto part = Kokkos::subview(memory, std::make_pair(first, first + columns));
+        const auto copy = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), part);
+        return std::string(reinterpret_cast<const char*>(copy.data()), static_cast<std::size_t>(columns) * 2);
+      };
+      const std::string among_others = slice(y, row * columns);
+      if (fits_tile(columns)) {
+        const ks::ScopedImplementation forced("softmax=tiled_rows");
+        ks::softmax(exec, Rows(x.data(), rows, columns), Rows(y.data(), rows, columns), all);
+        exec.fence();
+        EXPECT_EQ(slice(y, row * columns), among_others)
+            << name << ", in a tile of " << columns << " columns";
+      }
       for (const std::int64_t offset : {0, 1, 3}) {
         Kokkos::parallel_for("copy",
                              Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, columns),
                              CopyRow{x.data() + row * columns, one.data() + offset});
         ks::softmax(exec, Rows(one.data() + offset, 1, columns), Rows(result.data() + 2, 1, columns), alone);
         exec.fence();
-        const auto slice = [&](const Memory& memory, std::int64_t first) {
-          const auto part = Kokkos::subview(memory, std::make_pair(first, first + columns));
-          const auto copy = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), part);
-          return std::string(reinterpret_cast<const char*>(copy.data()),
-                             static_cast<std::size_t>(columns) * 2);
-        };
-        EXPECT_EQ(slice(y, row * columns), slice(result, 2))
+        EXPECT_EQ(among_others, slice(result, 2))
             << name << ", " << columns << " columns, row " << row << ", offset " << offset;
       }
     };

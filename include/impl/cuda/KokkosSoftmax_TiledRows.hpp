@@ -12,6 +12,9 @@
 
 #include <impl/cuda/KokkosSoftmax_RowInRegisters.hpp>
 
+#include <algorithm>
+#include <iterator>
+
 namespace KokkosSoftmax::impl {
 
 template <class Problem>
@@ -148,7 +151,7 @@ __device__ __forceinline__ std::uint32_t anchored_address(const void* pointer) {
 
 /// `edges_of_lane`: two where a row has one lane. `padded`: there is something between the rows.
 template <int edges_of_lane, bool padded, class Problem>
-__global__ void __launch_bounds__(128, 9)
+__global__ void __launch_bounds__(128, std::is_same_v<typename Problem::Transform, BoundIdentity> ? 9 : 8)
     tiled_rows_kernel(const __grid_constant__ TiledRowsCall<Problem> call) {
   using T = typename Problem::In;
   using Out = typename Problem::Out;
@@ -198,15 +201,30 @@ __global__ void __launch_bounds__(128, 9)
     __syncwarp();
   }
   const int begin = before + (exists ? row * stride : 0);
+  const auto unprepared =
+      problem.transform.at_row(problem.geometry.row(first_row + (exists ? row : 0)).index);
+  const auto transform_of_row = prepared_stage<typename Problem::Acc>(unprepared, 0);
+  if constexpr (knows_end_of_kept<typename Problem::Transform::Row>) {
+    auto* const elements = reinterpret_cast<unsigned short*>(image) + begin;
+    const auto kept = static_cast<int>(end_of_kept(unprepared, columns));
+#pragma unroll 1
+    for (int c = kept + index; exists && c < columns; c += lanes)
+      elements[c] = static_cast<unsigned short>(PackedPair<T>::minus_infinities);
+    __syncwarp();
+  }
   const auto mine = TiledRow<T, edges_of_lane>::of(image, begin, begin + columns, begin + stride,
                                                    call.log2_lanes, index, exists, row == rows - 1);
   unsigned pair_of_maxima = PackedPair<T>::minus_infinities;
   mine.for_pairs(
       [&](unsigned pair) { pair_of_maxima = PackedPair<T>::maximum_or_nan(pair_of_maxima, pair); });
-  float max_of_row = maximum_or_nan(PackedPair<T>::low(pair_of_maxima), PackedPair<T>::high(pair_of_maxima));
-  for (int mask = 1; mask < lanes; mask *= 2)
-    max_of_row = maximum_or_nan(max_of_row, __shfl_xor_sync(0xffffffffu, max_of_row, mask));
-  const auto sum_of_exponentials = [&](const ExponentialOf16Bits<T>& exponential, auto of_logarithm) {
+  const auto of_row = [&](float max) {
+    for (int mask = 1; mask < lanes; mask *= 2)
+      max = maximum_or_nan(max, __shfl_xor_sync(0xffffffffu, max, mask));
+    return max;
+  };
+  float max_of_row =
+      of_row(maximum_or_nan(PackedPair<T>::low(pair_of_maxima), PackedPair<T>::high(pair_of_maxima)));
+  const auto sum_of_exponentials = [&](const auto& exponential, auto of_logarithm) {
     constexpr bool exact = decltype(of_logarithm)::value;
     FixedPointUnits units{0, 0};
     mine.for_pairs([&](unsigned pair) {
@@ -220,24 +238,37 @@ __global__ void __launch_bounds__(128, 9)
     }
     return FixedPointUnits::rounded<exact>(whole, units.rest);
   };
-  addressed_row_result<Problem>(
-      problem.operation, columns, max_of_row, LogitsOf16Bits<T>{}, sum_of_exponentials,
-      [&](const auto& output) {
-        // (As late as that: with the reads before the copies of x 65 columns, 7 between them, have 0.58 of a
-        // copy, behind them 0.63, here 0.71.)
-        if constexpr (padded) {
-          if (const int gap = gap_to_read(problem); exists && gap > 0)
-            read_ends_of_row(problem.y + (first_row + row) * stride, columns, gap, index == 0,
-                             index == lanes - 1);
-        }
-        // All lanes have read the vectors that rows share.
-        __syncwarp();
-        mine.replace(
-            [&](unsigned pair) { return output(PackedPair<T>::low(pair), PackedPair<T>::high(pair)); });
+  const auto finish = [&](const auto& logits) {
+    addressed_row_result<Problem>(
+        problem.operation, columns, max_of_row, logits, sum_of_exponentials,
+        [&](const auto& output) {
+          // (As late as that: with the reads before the copies of x 65 columns, 7 between them, have 0.58 of
+          // a copy, behind them 0.63, here 0.71.)
+          if constexpr (padded) {
+            if (const int gap = gap_to_read(problem); exists && gap > 0)
+              read_ends_of_row(problem.y + (first_row + row) * stride, columns, gap, index == 0,
+                               index == lanes - 1);
+          }
+          // All lanes have read the vectors that rows share.
+          __syncwarp();
+          mine.replace(
+              [&](unsigned pair) { return output(PackedPair<T>::low(pair), PackedPair<T>::high(pair)); });
+        },
+        [&](float logsumexp) {
+          if (exists && index == 0) problem.y[first_row + row] = store_as<Out>(logsumexp);
+        });
+  };
+  with_logits_of_packed<T>(
+      transform_of_row, max_of_row,
+      [&](const auto& logits) {
+        float max = -infinity_v<float>;
+        mine.for_pairs([&](unsigned pair) {
+          max = maximum_or_nan(
+              max, maximum_or_nan(logits(PackedPair<T>::low(pair)), logits(PackedPair<T>::high(pair))));
+        });
+        return of_row(max);
       },
-      [&](float logsumexp) {
-        if (exists && index == 0) problem.y[first_row + row] = store_as<Out>(logsumexp);
-      });
+      finish);
   if (problem.operation == Operation::logsumexp) return;
   __syncwarp();
   // The tile's vectors of y, each from the two of the image in which it lies. Of padded rows those of sectors
@@ -300,8 +331,7 @@ struct TiledRows {
   static constexpr const char* name = "tiled_rows";
 
   template <class Exec, class Problem>
-  static constexpr bool supports = row_in_registers_supports<Exec, Problem>&& is_packed<Problem>&&
-      std::is_same_v<typename Problem::Transform, BoundIdentity>;
+  static constexpr bool supports = row_in_registers_supports<Exec, Problem>&& is_packed<Problem>;
 
   template <class Exec, class Problem>
   static std::string_view refuse(const Exec&, const Problem& problem) {
@@ -334,10 +364,10 @@ struct TiledRows {
     const int log2_elements = columns <= 32 ? 0 : columns <= 80 ? 22 : 25;
     if (problem.geometry.rows * columns < index_type(1) << log2_elements)
       return "there are too few rows for as many in each warp";
-    // (1001 and 4097 columns, fraction of a copy: softmax 0.914 and 0.942, 0.912 and 0.943; log_softmax 0.920
-    // and 0.855, 0.919 and 0.891; softmax where x and y lie differently 0.913 and 0.919, 0.925 and 0.873.)
-    if (columns > 900 && problem.operation == Operation::softmax && stride(problem) == columns &&
-        RowAlignment::of(problem).difference % 16 == 0)
+    constexpr bool is_plain = std::is_same_v<typename Problem::Transform, BoundIdentity>;
+    if (problem.operation != Operation::logsumexp && stride(problem) == columns &&
+        RowAlignment::of(problem).difference % 16 == 0 &&
+        stays_in_registers(columns, is_plain && problem.operation == Operation::softmax))
       return "rows of this length stay in registers as fast";
     return {};
   }
@@ -374,6 +404,29 @@ struct TiledRows {
   /// (Logsumexp of bfloat16 on one H200, fraction of a sum of the same bytes, this kernel and block_per_row:
   /// 8192 columns 0.97 and 0.79, 12289 columns 0.90 and 0.85, 16384 columns 0.76 and 0.89.)
   static constexpr int longest_reduced = 3 * 4096 + 512;
+
+  /// Rows that the kernels with rows in registers are faster with, of those that begin in x and y alike, one
+  /// behind the other: how much faster depends on how full the registers are. (1 GiB of bfloat16 on one H200,
+  /// fraction of a copy, this kernel 0.93 to 0.95 at any length, and those: softmax without a transform 801
+  /// columns 0.94, 901 0.97, 1001 0.98, 1009 0.92, 1101 0.93, 1201 0.96, 1301 0.91, 1401 0.94, 1501 0.97,
+  /// 2041 0.97, 2047 0.92, 2201 0.955, 2561 0.88, 3001 0.94, 3501 0.98, 4097 0.955; with a factor 901 0.93,
+  /// 951 and 1001 0.97, 1009 0.89, 1301 0.87, 1501 0.94, 1701 0.96, 2041 0.97, 2047 0.86, 3001 0.90, 3501
+  /// 0.95, 3801 0.97, 4097 0.91, 4401 0.94, 4601 0.97; log_softmax within 0.02 of that.)
+  struct Lengths {
+    index_type first, last;
+  };
+  static constexpr Lengths lengths_of_softmax[] = {
+      {860, 1003}, {1160, 1273}, {1400, 2041}, {2150, 2553}, {3100, 4608}};
+  static constexpr Lengths lengths_of_others[] = {{940, 1003}, {1500, 2041}, {3450, 3833}, {4380, 4608}};
+
+  /// The latter for log_softmax, and with a transform.
+  static bool stays_in_registers(index_type columns, bool is_plain_softmax) {
+    const auto is_in = [&](const auto& lengths) {
+      return std::any_of(std::begin(lengths), std::end(lengths),
+                         [&](const Lengths& l) { return columns >= l.first && columns <= l.last; });
+    };
+    return is_plain_softmax ? is_in(lengths_of_softmax) : is_in(lengths_of_others);
+  }
 
   template <class Problem>
   static index_type stride(const Problem& problem) {
