@@ -601,13 +601,6 @@ struct PackedRow {
            offset(k, threads) + threads.first_of_warp() * width >= columns + (anywhere ? width - 1 : 0);
   }
 
-  /// Where a row of so many columns lies that begins at x.
-  template <class Threads>
-  __device__ void place(const T* x, int columns_, const Threads& threads) {
-    columns = columns_;
-    before = anywhere ? static_cast<int>(reinterpret_cast<std::uintptr_t>(x) % 16 / sizeof(T)) : 0;
-    left = columns + before - threads.index * width;
-  }
   __device__ uint4 vector(int k) const {
     return {held[k * pairs], held[k * pairs + 1], held[k * pairs + 2], held[k * pairs + 3]};
   }
@@ -624,8 +617,10 @@ struct PackedRow {
   template <class Threads>
   __device__ void read(const T* x, index_type may_read_behind, int columns_, int kept,
                        const Threads& threads) {
-    if constexpr (!may_drop_end) kept = columns_;
-    place(x, columns_, threads);
+    columns = columns_;
+    if constexpr (!may_drop_end) kept = columns;
+    before = anywhere ? static_cast<int>(reinterpret_cast<std::uintptr_t>(x) % 16 / sizeof(T)) : 0;
+    left = columns + before - threads.index * width;
     const uint4* const from = anchored(reinterpret_cast<const uint4*>(x - before) + threads.index);
     const uint4 nothing{minus_infinities, minus_infinities, minus_infinities, minus_infinities};
     // Whole vectors are read at the ends, too: before a row lies its allocation, which begins at a boundary,
