@@ -423,7 +423,6 @@ struct BoundMask {
                                                          index_type first) const {
       if constexpr (requires { mask.keeps_neighbours(kept); }) {
         mask.keeps_neighbours(kept);
-        return;
       } else {
 #if defined(__CUDA_ARCH__)
         if constexpr (sizeof(T) == 1 && width % 4 == 0) {
