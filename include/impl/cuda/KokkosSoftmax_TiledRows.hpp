@@ -364,10 +364,8 @@ struct TiledRows {
     const int log2_elements = columns <= 32 ? 0 : columns <= 80 ? 22 : 25;
     if (problem.geometry.rows * columns < index_type(1) << log2_elements)
       return "there are too few rows for as many in each warp";
-    constexpr bool is_plain = std::is_same_v<typename Problem::Transform, BoundIdentity>;
     if (problem.operation != Operation::logsumexp && stride(problem) == columns &&
-        RowAlignment::of(problem).difference % 16 == 0 &&
-        stays_in_registers(columns, is_plain && problem.operation == Operation::softmax))
+        RowAlignment::of(problem).difference % 16 == 0 && stays_in_registers(problem))
       return "rows of this length stay in registers as fast";
     return {};
   }
@@ -406,26 +404,36 @@ struct TiledRows {
   static constexpr int longest_reduced = 3 * 4096 + 512;
 
   /// Rows that the kernels with rows in registers are faster with, of those that begin in x and y alike, one
-  /// behind the other: how much faster depends on how full the registers are. (1 GiB of bfloat16 on one H200,
-  /// fraction of a copy, this kernel 0.93 to 0.95 at any length, and those: softmax without a transform 801
-  /// columns 0.94, 901 0.97, 1001 0.98, 1009 0.92, 1101 0.93, 1201 0.96, 1301 0.91, 1401 0.94, 1501 0.97,
-  /// 2041 0.97, 2047 0.92, 2201 0.955, 2561 0.88, 3001 0.94, 3501 0.98, 4097 0.955; with a factor 901 0.93,
-  /// 951 and 1001 0.97, 1009 0.89, 1301 0.87, 1501 0.94, 1701 0.96, 2041 0.97, 2047 0.86, 3001 0.90, 3501
-  /// 0.95, 3801 0.97, 4097 0.91, 4401 0.94, 4601 0.97; log_softmax within 0.02 of that.)
+  /// behind the other: how much faster depends on how full the registers are, and on the instructions of a
+  /// logit. (1 GiB of bfloat16 on one H200, fraction of a copy, this kernel 0.93 to 0.96 at any length, and
+  /// those: softmax without a transform 801 columns 0.94, 901 0.97, 1001 0.98, 1009 0.92, 1101 0.93, 1201
+  /// 0.965, 1301 0.97, from 1401 on 0.975 to 0.997 but for 2047 0.93 and 2201 0.96; with a factor 901 0.93,
+  /// 1001 0.97, 1101 0.90, 1273 0.97, 1301 0.89, 1401 0.93, 1529 0.97, 1601 0.95, 1785 to 2041 0.96 to 0.99,
+  /// 2047 0.86, 2401 0.97, 2551 0.99, 2561 0.91, 2701 0.95, 2801 to 3577 0.97, 3579 and 3901 0.94, 4001 0.96,
+  /// 4501 0.98, 4608 0.93; log_softmax and a causal mask much the same; with a factor and a causal mask and
+  /// with a temperature 2001 0.99 and 0.92, 2551 0.98 and 0.92, 2801 0.94 and 0.91, 3001 0.99 and 0.96, 3201
+  /// 0.96 and 0.94, 3577 0.975 and 0.97, 3901 0.92 and 0.91, 4301 0.96 and 0.95, 4501 0.975 and 0.965.)
   struct Lengths {
     index_type first, last;
   };
-  static constexpr Lengths lengths_of_softmax[] = {
-      {860, 1003}, {1160, 1273}, {1400, 2041}, {2150, 2553}, {3100, 4608}};
-  static constexpr Lengths lengths_of_others[] = {{940, 1003}, {1500, 2041}, {3450, 3833}, {4380, 4608}};
+  static constexpr Lengths lengths_of_softmax[] = {{860, 1003}, {1160, 2041}, {2150, 4608}};
+  static constexpr Lengths lengths_of_one_step[] = {{940, 1003},  {1240, 1273}, {1460, 2041},
+                                                    {2350, 2553}, {2680, 3577}, {3640, 4601}};
+  static constexpr Lengths lengths_of_others[] = {{940, 1003}, {2950, 3065}, {3200, 3577}, {4300, 4601}};
 
-  /// The latter for log_softmax, and with a transform.
-  static bool stays_in_registers(index_type columns, bool is_plain_softmax) {
+  template <class Problem>
+  static bool stays_in_registers(const Problem& problem) {
+    using Transform = typename Problem::Transform;
+    constexpr bool is_identity = std::is_same_v<Transform, BoundIdentity>;
+    constexpr bool is_one_step =
+        is_identity || std::is_same_v<Transform, BoundScale> || std::is_same_v<Transform, BoundCausal>;
     const auto is_in = [&](const auto& lengths) {
-      return std::any_of(std::begin(lengths), std::end(lengths),
-                         [&](const Lengths& l) { return columns >= l.first && columns <= l.last; });
+      return std::any_of(std::begin(lengths), std::end(lengths), [&](const Lengths& l) {
+        return problem.geometry.columns >= l.first && problem.geometry.columns <= l.last;
+      });
     };
-    return is_plain_softmax ? is_in(lengths_of_softmax) : is_in(lengths_of_others);
+    if (is_identity && problem.operation == Operation::softmax) return is_in(lengths_of_softmax);
+    return is_one_step ? is_in(lengths_of_one_step) : is_in(lengths_of_others);
   }
 
   template <class Problem>
