@@ -1156,10 +1156,11 @@ struct GridPipelinedBlock {
         if (!looks_for_minus_infinity) whole_parts(std::false_type{});
       }
       if (looks_for_minus_infinity) whole_parts(std::true_type{});
+      const int to_end = columns - static_cast<int>(Part::columns_together) * warp;  // of this share
 #pragma unroll 1
-      for (; begin + Part::columns < columns; begin += 2 * Part::columns)
+      for (; begin + Part::columns < to_end; begin += 2 * Part::columns)
         some(begin, std::integral_constant<int, 2>{}, std::false_type{}, std::true_type{});
-      if (begin < columns) some(begin, std::integral_constant<int, 1>{}, std::false_type{}, std::true_type{});
+      if (begin < to_end) some(begin, std::integral_constant<int, 1>{}, std::false_type{}, std::true_type{});
     };
     const auto in_parts = [&](const auto& transform_row, bool looks_for_minus_infinity, const auto& use) {
       in_parts_of(std::type_identity<Part>{}, transform_row, looks_for_minus_infinity, use);
