@@ -83,6 +83,21 @@ std::vector<std::string> resolve(const char* flag, const std::vector<std::string
   return chosen;
 }
 
+std::vector<std::string> transform_names(const std::vector<Operation>& operations) {
+  std::vector<std::string> names;
+  for (const Operation& operation : operations) {
+    for (const Kernel& kernel : operation.kernels) {
+      if (!contains(names, kernel.transform)) names.push_back(kernel.transform);
+    }
+  }
+  return names;
+}
+
+bool takes_transform(const Operation& operation, const std::string& transform) {
+  return std::any_of(operation.kernels.begin(), operation.kernels.end(),
+                     [&](const Kernel& kernel) { return kernel.transform == transform; });
+}
+
 std::vector<std::string> known_implementations(const std::vector<Operation>& operations,
                                                const std::vector<Backend>& backends) {
   std::vector<std::string> known;
@@ -101,6 +116,7 @@ void print_list(const std::vector<Operation>& operations, const std::vector<Back
   for (const Operation& operation : operations) {
     std::cout << "  " << operation.name << ": " << operation.description << "\n";
   }
+  std::cout << "transforms\n  " << joined(transform_names(operations)) << "\n";
   std::cout << "scalars (input, or input:output)\n";
   for (const std::string& name : scalar_names(operations)) std::cout << "  " << name << "\n";
   std::cout << "backends\n";
@@ -118,7 +134,15 @@ void print_list(const std::vector<Operation>& operations, const std::vector<Back
 std::int64_t open_rows(const ShapeRequest& shape, const Kernel& kernel, const Backend& backend,
                        const Options& options, std::vector<std::string>& notes) {
   const double row_in = static_cast<double>(shape.columns) * static_cast<double>(kernel.size_in);
-  const double row = row_in + static_cast<double>(shape.columns) * static_cast<double>(kernel.size_out);
+  double row = row_in + static_cast<double>(shape.columns) * static_cast<double>(kernel.size_out);
+  const Transform transform(kernel.transform);
+  if (!transform.steps.empty()) {
+    if (!transform.one_row) {
+      row +=
+          static_cast<double>(shape.columns) * static_cast<double>(transform.operand_bytes(kernel.size_in));
+    }
+    row *= 2;  // its yardstick may have as much of its own
+  }
   if (shape.kind == ShapeRequest::Rows::total) {
     double total = static_cast<double>(options.total_bytes);
     if (options.total_bytes == 0) total = backend.on_host ? 0x1p28 : 0x1p30;
@@ -150,6 +174,14 @@ int compare_all(const Options& options) {
       resolve("--operation", options.operations, operation_names(operations));
   const std::vector<std::string> chosen_scalars =
       resolve("--scalar", options.scalars, scalar_names(operations));
+  const std::vector<std::string> known_transforms = transform_names(operations);
+  if (known_transforms.size() == 1 && options.transforms != known_transforms) {
+    throw UsageError{
+        "--transform: this program has none; kokkossoftmax_compare_transforms, a target of the build, has "
+        "them"};
+  }
+  const std::vector<std::string> chosen_transforms =
+      resolve("--transform", options.transforms, known_transforms);
   std::vector<std::string> backend_names;
   for (const Backend& backend : backends) backend_names.push_back(backend.name);
   const std::vector<std::string> chosen_backends =
@@ -186,6 +218,34 @@ int compare_all(const Options& options) {
     }
   }
 
+  // Of all transforms, those run that the operation takes along the axis.
+  const auto has_queries = [&](const std::string& transform) {
+    return options.axis == 1 || !Transform(transform).has("causal");
+  };
+  for (const std::string& transform : chosen_transforms) {
+    if (contains(options.transforms, "all")) break;
+    if (!has_queries(transform)) {
+      throw UsageError{"--transform: " + transform + " takes the rows of the view for queries: --axis 1"};
+    }
+    for (const Operation& operation : operations) {
+      if (contains(options.operations, operation.name) && !takes_transform(operation, transform)) {
+        throw UsageError{"--transform: " + operation.name + " does not take " + transform};
+      }
+    }
+  }
+
+  struct Variant {
+    std::string layout, scalars, transform;
+  };
+  std::vector<Variant> variants;
+  for (const std::string& layout : options.layouts) {
+    for (const std::string& scalars : chosen_scalars) {
+      for (const std::string& transform : chosen_transforms) {
+        if (has_queries(transform)) variants.push_back({layout, scalars, transform});
+      }
+    }
+  }
+
   RunInfo info;
   info.library = std::to_string(KOKKOSSOFTMAX_VERSION_MAJOR) + "." +
                  std::to_string(KOKKOSSOFTMAX_VERSION_MINOR) + "." +
@@ -205,64 +265,65 @@ int compare_all(const Options& options) {
   for (const ShapeRequest& shape : shapes) {
     for (const Operation& operation : operations) {
       if (!contains(chosen_operations, operation.name) || !fits(shape, operation)) continue;
-      for (const std::string& layout : options.layouts) {
-        for (const std::string& scalars : chosen_scalars) {
-          if (!has_layout(layout, operation)) continue;
-          ++group;
-          for (const Backend& backend : backends) {
-            const auto kernel = std::find_if(
-                operation.kernels.begin(), operation.kernels.end(),
-                [&](const Kernel& k) { return k.backend == backend.name && pair_name(k) == scalars; });
-            if (kernel == operation.kernels.end()) continue;
-            const std::vector<std::string> of_backend = operation.implementations(backend.name);
-            for (const std::string& implementation :
-                 every_implementation ? of_backend : chosen_implementations) {
-              if (!implementation.empty() && !contains(of_backend, implementation)) continue;
-              Case what;
-              what.operation = operation.name;
-              what.backend = backend.name;
-              what.scalar_in = kernel->scalar_in;
-              what.scalar_out = kernel->scalar_out;
-              what.rows = shape.kind == ShapeRequest::Rows::given
-                              ? shape.rows
-                              : open_rows(shape, *kernel, backend, options, info.notes);
-              what.inner = shape.inner;
-              what.columns = shape.columns;
-              if (options.axis == 0 && shape.kind != ShapeRequest::Rows::given)
-                std::swap(what.rows, what.columns);
-              what.axis = options.axis;
-              what.layout = layout;
-              what.implementation = implementation;
-              what.group = group;
-              const std::string label = what.operation + " " + std::to_string(what.rows) + " x " +
-                                        std::to_string(what.columns) + " " + scalars +
-                                        (layout == "right" ? "" : " " + layout) + " on " + what.backend +
-                                        (implementation.empty() ? "" : " by " + implementation);
-              if (!options.quiet) std::cerr << label << " ..." << std::flush;
-              Result result = kernel->run(what, options);
-              if (!options.quiet) {
-                if (result.ran()) {
-                  std::fprintf(stderr, " %s, %.1f GB/s, %.2f of copy (%s)\n",
-                               duration(result.time.median).c_str(), result.bandwidth() * 1e-9,
-                               result.fraction(), result.implementation.c_str());
-                } else {
-                  std::cerr << (result.refused ? " refused\n" : " failed\n");
-                }
+      for (const Variant& variant : variants) {
+        if (!has_layout(variant.layout, operation) || !takes_transform(operation, variant.transform))
+          continue;
+        ++group;
+        for (const Backend& backend : backends) {
+          const auto kernel =
+              std::find_if(operation.kernels.begin(), operation.kernels.end(), [&](const Kernel& k) {
+                return k.backend == backend.name && pair_name(k) == variant.scalars &&
+                       k.transform == variant.transform;
+              });
+          if (kernel == operation.kernels.end()) continue;
+          const std::vector<std::string> of_backend = operation.implementations(backend.name);
+          for (const std::string& implementation :
+               every_implementation ? of_backend : chosen_implementations) {
+            if (!implementation.empty() && !contains(of_backend, implementation)) continue;
+            Case what;
+            what.operation = operation.name;
+            what.transform = variant.transform;
+            what.backend = backend.name;
+            what.scalar_in = kernel->scalar_in;
+            what.scalar_out = kernel->scalar_out;
+            what.rows = shape.kind == ShapeRequest::Rows::given
+                            ? shape.rows
+                            : open_rows(shape, *kernel, backend, options, info.notes);
+            what.inner = shape.inner;
+            what.columns = shape.columns;
+            if (options.axis == 0 && shape.kind != ShapeRequest::Rows::given)
+              std::swap(what.rows, what.columns);
+            what.axis = options.axis;
+            what.layout = variant.layout;
+            what.implementation = implementation;
+            what.group = group;
+            const std::string label = what.call() + " " + std::to_string(what.rows) + " x " +
+                                      std::to_string(what.columns) + " " + variant.scalars +
+                                      (what.layout == "right" ? "" : " " + what.layout) + " on " +
+                                      what.backend + (implementation.empty() ? "" : " by " + implementation);
+            if (!options.quiet) std::cerr << label << " ..." << std::flush;
+            Result result = kernel->run(what, options);
+            if (!options.quiet) {
+              if (result.ran()) {
+                std::fprintf(stderr, " %s, %.1f GB/s, %.2f of copy (%s)\n",
+                             duration(result.time.median).c_str(), result.bandwidth() * 1e-9,
+                             result.fraction(), result.implementation.c_str());
+              } else {
+                std::cerr << (result.refused ? " refused\n" : " failed\n");
               }
-              if (result.refused) {
-                info.notes.push_back(label + ": refused");
-              } else if (!result.ran()) {
-                failed = true;
-                std::cerr << "kokkossoftmax_compare: " << label << " failed: " << result.failure << "\n";
-              } else if (!result.correct()) {
-                failed = true;
-                std::cerr << "kokkossoftmax_compare: " << label << " is out of tolerance: error "
-                          << result.accuracy.error << ", " << result.accuracy.allowed
-                          << " of what is allowed, " << result.accuracy.unwritten
-                          << " elements left unwritten or NaN\n";
-              }
-              results.push_back(std::move(result));
             }
+            if (result.refused) {
+              info.notes.push_back(label + ": refused");
+            } else if (!result.ran()) {
+              failed = true;
+              std::cerr << "kokkossoftmax_compare: " << label << " failed: " << result.failure << "\n";
+            } else if (!result.correct()) {
+              failed = true;
+              std::cerr << "kokkossoftmax_compare: " << label << " is out of tolerance: error "
+                        << result.accuracy.error << ", " << result.accuracy.allowed << " of what is allowed, "
+                        << result.accuracy.unwritten << " elements left unwritten or NaN\n";
+            }
+            results.push_back(std::move(result));
           }
         }
       }

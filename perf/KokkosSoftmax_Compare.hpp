@@ -11,6 +11,7 @@
 #include <functional>
 #include <iosfwd>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace compare {
@@ -30,6 +31,7 @@ struct ShapeRequest {
 
 struct Options {
   std::vector<std::string> operations{"softmax"};
+  std::vector<std::string> transforms{"none"};
   std::vector<ShapeRequest> shapes;  // empty: the default work
   std::vector<std::string> scalars{"float"};
   std::vector<std::string> backends;  // empty: every backend of the build
@@ -52,6 +54,7 @@ struct Options {
 // One measurement to make.
 struct Case {
   std::string operation;
+  std::string transform = "none";
   std::string backend;
   std::string scalar_in, scalar_out;
   std::int64_t rows = 0, inner = 0, columns = 0;  // the view's extents
@@ -59,6 +62,9 @@ struct Case {
   std::string layout = "right";  // of the views; for three matrices one of each may stand, X:W:Y
   std::string implementation;    // empty: the library chooses
   int group = 0;                 // cases of one group differ in backend and implementation alone
+
+  // The operation, with a transform if there is one.
+  std::string call() const { return transform == "none" ? operation : operation + " " + transform; }
 };
 
 struct Timing {
@@ -105,6 +111,7 @@ struct Kernel {
   std::string scalar_in, scalar_out;
   std::size_t size_in = 0, size_out = 0;
   std::function<Result(const Case&, const Options&)> run;
+  std::string transform = "none";
 };
 
 struct Operation {
@@ -127,6 +134,8 @@ struct Backend {
 std::vector<Operation> all_operations();
 std::vector<Operation> softmax_operations();
 std::vector<Operation> linear_operations();  // where the build has the heads
+// Kernels with a transform, each with its operation. Files that bring some along add them before main.
+std::vector<std::pair<std::string, Kernel>>& transform_kernels();
 std::vector<Backend> all_backends();
 
 // Flags. Throws UsageError.
@@ -140,6 +149,34 @@ extern const char* const usage_line;
 // The default shapes, for --help and main.
 std::vector<ShapeRequest> default_shapes();
 
+// A transform of the logits as its name tells it: steps in their order between underscores, with "row" at the
+// end where a mask or a bias is one row for all rows.
+struct Transform {
+  explicit Transform(const std::string& name);
+  std::vector<std::string> steps;  // scale, temperature, mask, causal, bias, gelu
+  bool one_row = false;
+
+  bool has(const std::string& step) const;
+  // Of a mask and a bias, for each element.
+  std::size_t operand_bytes(std::size_t size_in) const;
+  // How many of rows x columns logits a causal mask drops, at the ends of rows.
+  double dropped_at_ends(std::int64_t rows, std::int64_t columns) const;
+};
+inline constexpr double transform_factor = 0.125;
+
+// What the steps take, for one row.
+struct TransformOperands {
+  const double* mask = nullptr;  // 0: dropped
+  const double* bias = nullptr;
+  double temperature = 1;
+  std::int64_t query = 0;
+};
+// Makes of a row x its logits as transformed in the accumulator's type, and of `error` what the library's own
+// arithmetic may add to or take from each where a step is not one rounded operation.
+void transform_row(const Transform& transform, const TransformOperands& operands,
+                   const std::string& scalar_in, const std::string& scalar_out, double* x,
+                   std::int64_t columns, std::vector<double>& error);
+
 // The reference, in plain double precision.
 enum class Quantity { softmax, log_softmax, logsumexp };
 
@@ -149,9 +186,11 @@ struct ScalarFormat {
 };
 ScalarFormat scalar_format(const std::string& name);
 
-// One row x of `columns` logits against its result y (one value for logsumexp); widens `accuracy`.
-void check_row(Quantity quantity, const double* x, std::int64_t columns, const double* y,
-               const std::string& scalar_in, const std::string& scalar_out, Accuracy& accuracy);
+// One row x of `columns` logits, each with its `error`, against its result y (one value for logsumexp);
+// widens `accuracy`.
+void check_row(Quantity quantity, const double* x, const std::vector<double>& error, std::int64_t columns,
+               const double* y, const std::string& scalar_in, const std::string& scalar_out,
+               Accuracy& accuracy);
 
 // The report.
 struct RunInfo {

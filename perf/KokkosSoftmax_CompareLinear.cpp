@@ -152,8 +152,8 @@ template <class Op, class Exec, class In, class Acc>
 Action gemm_alone(const Exec& exec, const Case& what, double range) {
   using Gemm = GemmOf<Exec>;
   using Operand = typename Gemm::template Operand<In, In, Acc>;
-  const auto x = random_block<Operand>(exec, what.rows * what.inner, range);
-  const auto w = random_block<Operand>(exec, what.columns * what.inner, range);
+  const auto x = random_block<Operand>(exec, what.rows * what.inner, {range});
+  const auto w = random_block<Operand>(exec, what.columns * what.inner, {range});
   const Block<Acc, Exec> c("compare::product", static_cast<std::size_t>(what.rows * what.columns));
   Gemm::reserve(exec);
   exec.fence("compare::gemm");
@@ -223,8 +223,8 @@ constexpr bool has_half_floor() {
 
 template <class Exec>
 Action three_half_gemms(const Exec& exec, const Case& what) {
-  const auto x = random_block<ks::half_t>(exec, what.rows * what.inner, 1);
-  const auto w = random_block<ks::half_t>(exec, what.columns * what.inner, 1);
+  const auto x = random_block<ks::half_t>(exec, what.rows * what.inner, {1});
+  const auto w = random_block<ks::half_t>(exec, what.columns * what.inner, {1});
   const Block<float, Exec> c("compare::product", static_cast<std::size_t>(what.rows * what.columns));
   GemmOf<Exec>::reserve(exec);
   exec.fence("compare::gemm");
@@ -331,7 +331,7 @@ Result run(const Case& what, const Options& options) {
     const double range = 1.5 / std::sqrt(std::sqrt(static_cast<double>(std::max<std::int64_t>(k, 1))));
     // W is what follows X in one sequence of random numbers.
     const std::int64_t w_begin = (x_at.span() + 63) / 64 * 64;
-    const Block<In, Exec> operands = random_block<In>(exec, w_begin + w_at.span(), range);
+    const Block<In, Exec> operands = random_block<In>(exec, w_begin + w_at.span(), {range});
     const In *const x = operands.data(), *const w = operands.data() + w_begin;
     Block<Out, Exec> y(Kokkos::view_alloc(exec, "compare::output", Kokkos::WithoutInitializing),
                        static_cast<std::size_t>(y_at.span()));

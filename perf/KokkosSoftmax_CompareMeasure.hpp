@@ -367,21 +367,30 @@ std::vector<Timing> time_in_rounds(const Exec& exec, const std::vector<Action>& 
 // ------------------------------------------------------------------------------------------------------------
 // Data. Functors rather than lambdas, for nvcc.
 
-// Random logits, even in (-range, range), a function of the element's index alone.
+// A part of one sequence of random numbers, even in (middle - range, middle + range). A bool says whether its
+// number is above 0.
+struct Random {
+  double range;
+  double middle = 0;
+  std::int64_t first = 0;  // in the sequence
+};
+
 template <class T, class Exec>
 struct FillRandom {
   T* data;
-  double range;
+  Random random;
   KOKKOS_FUNCTION void operator()(std::int64_t i) const {
-    std::uint64_t h = static_cast<std::uint64_t>(i) + 0x9e3779b97f4a7c15u;
+    std::uint64_t h = static_cast<std::uint64_t>(random.first + i) + 0x9e3779b97f4a7c15u;
     h = (h ^ (h >> 32)) * 0xd6e8feb86659fd93u;
     h = (h ^ (h >> 32)) * 0xd6e8feb86659fd93u;
     h ^= h >> 32;
     // The half keeps it from 0 and from the ends.
     const double unit = (static_cast<double>(h >> 12) + 0.5) * 0x1p-52;
-    const double value = (2 * unit - 1) * range;
+    const double value = random.middle + (2 * unit - 1) * random.range;
     if constexpr (std::is_same_v<T, double>) {
       data[i] = value;
+    } else if constexpr (std::is_same_v<T, bool>) {
+      data[i] = value > 0;
     } else {
       data[i] = static_cast<T>(static_cast<float>(value));
     }
@@ -437,10 +446,10 @@ template <class T, class Exec>
 using Block = Kokkos::View<T*, typename Exec::memory_space>;
 
 template <class T, class Exec>
-Block<T, Exec> random_block(const Exec& exec, std::int64_t count, double range) {
+Block<T, Exec> random_block(const Exec& exec, std::int64_t count, const Random& random) {
   Block<T, Exec> block(Kokkos::view_alloc(exec, "compare::logits", Kokkos::WithoutInitializing),
                        static_cast<std::size_t>(count));
-  for_each_index(exec, "compare::fill", count, FillRandom<T, Exec>{block.data(), range});
+  for_each_index(exec, "compare::fill", count, FillRandom<T, Exec>{block.data(), random});
   return block;
 }
 

@@ -14,8 +14,9 @@
 namespace compare {
 
 const char* const usage_line =
-    "usage: kokkossoftmax_compare [--operation LIST] [--shape LIST] [--scalar LIST] [--backend LIST]\n"
-    "       [--implementation LIST] [--axis 0|1] [--layout LIST] [--total BYTES] [--range R]\n"
+    "usage: kokkossoftmax_compare [--operation LIST] [--transform LIST] [--shape LIST] [--scalar LIST]\n"
+    "       [--backend LIST] [--implementation LIST] [--axis 0|1] [--layout LIST] [--total BYTES] [--range "
+    "R]\n"
     "       [--repetitions N] [--time-budget S] [--check N] [--graph] [--json FILE] [--markdown [FILE]]\n"
     "       [--quiet] [--list] [--help] [--kokkos-...]\n";
 
@@ -27,12 +28,24 @@ double-precision reference, times them, and prints one table.
 
 What to run
   --operation LIST       comma list of operations, or all (default: softmax)
+  --transform LIST       comma list of transforms of the logits for softmax, log_softmax and logsumexp, or all
+                         (default: none, which is all that kokkossoftmax_compare has). The same program with
+                         the others is kokkossoftmax_compare_transforms, a target that is built on request:
+                           scale          times 0.125
+                           temperature    over one of 0.5 to 1.5 a row
+                           causal         column <= row is kept (with --axis 1 alone)
+                           mask           a boolean for each logit, three in ten dropped
+                           bias           plus a number in (-1, 1) for each logit, of the input's scalar
+                           gelu           GELU through erf
+                           mask_row, bias_row                     one row of them for all rows
+                           scale_causal, scale_bias_mask_causal   in this order
   --shape LIST           comma list of
                            ROWSxCOLUMNS   the extents of the two-dimensional view (ROWSxINNERxCOLUMNS for an
                                           operation that multiplies matrices)
                            COLUMNS        as many rows as make the input --total bytes
                            fitxCOLUMNS    up to 4096 rows, as many as fit: input and output together in a
-                                          quarter of a host's available memory, or 0.8 of a device's
+                                          quarter of a host's available memory, or 0.8 of a device's; with a
+                                          transform operands too, and as much again for the copy
                          Default, the real work: fitx393216, then a sweep of the row lengths
                          64,256,1024,4096,16384,65536,131072,1048576.
   --scalar LIST          comma list of IN or IN:OUT, or all (default: float)
@@ -68,12 +81,14 @@ What the columns mean
                     same machine. Calls too short for the clock are timed many at a time; the backend is
                     fenced before and after, so on a device a lone short call would measure the launch.
   GB/s              10^9 bytes a second: (bytes of the input + bytes of the output) / median. Each must move
-                    once, whatever the implementation does.
+                    once, whatever the implementation does. With a transform those of its operands, too, and
+                    not what a causal mask drops at the ends of rows of the input and of operands as large.
   copy GB/s         the same rate for a copy of the input into the output in the same rounds: on a host a
                     parallel copy by the backend's threads, with ordinary stores and with streaming stores,
                     whichever is faster; on CUDA cudaMemcpyAsync. Where the scalars differ in size, as many
                     bytes are copied as the smaller holds. logsumexp writes next to nothing: its yardstick is a
-                    sum that only reads the input.
+                    sum that only reads the input. With a transform as many bytes are moved as have to be,
+                    in memory of the copy's (or the sum's) own where the input and the output are too small.
   of copy           GB/s over copy GB/s
   error             largest over the checked elements. softmax: |y - r| / r against r in double (normal r
                     alone); log_softmax: |y - r| / max(1, |x - max|, log N); logsumexp:
@@ -82,7 +97,9 @@ What the columns mean
                     with eps = 2^-24 (2^-53 where all is double): softmax r (1e-6 + |x - max| eps) (1e-14 for
                     double); the others 4 eps times the scale above; half and bfloat16 outputs one unit in
                     the last place more. Below the smallest normal number a result may be 0, except in half.
-                    Also, no element of the output may be left unwritten.
+                    Also, no element of the output may be left unwritten. The reference transforms logits in
+                    the accumulator's type; a quotient by a temperature may be wrong by 2.5 eps, GELU of x by
+                    8 eps |x|, and what that does to the result is allowed too. What is dropped must be 0.
   speed-up          GB/s over that of the slowest backend on the same work
 
 Exit status
@@ -207,6 +224,7 @@ std::vector<ShapeRequest> default_shapes() {
 bool parse_options(int argc, char** argv, Options& options) {
   enum Flag : int {
     operation = 256,
+    transform,
     shape,
     scalar,
     backend,
@@ -226,6 +244,7 @@ bool parse_options(int argc, char** argv, Options& options) {
     help
   };
   static const option long_options[] = {{"operation", required_argument, nullptr, operation},
+                                        {"transform", required_argument, nullptr, transform},
                                         {"shape", required_argument, nullptr, shape},
                                         {"scalar", required_argument, nullptr, scalar},
                                         {"backend", required_argument, nullptr, backend},
@@ -253,6 +272,9 @@ bool parse_options(int argc, char** argv, Options& options) {
     switch (flag) {
       case operation:
         options.operations = split(value, "--operation");
+        break;
+      case transform:
+        options.transforms = split(value, "--transform");
         break;
       case shape:
         options.shapes = to_shapes(value);

@@ -87,7 +87,7 @@ const std::vector<std::string> headings{"operation", "shape",      "scalar",   "
 constexpr std::size_t text_columns = 5;  // aligned left
 
 std::vector<std::string> cells(const Result& r) {
-  std::vector<std::string> row{r.what.operation, shape(r.what), scalars(r.what), r.what.backend,
+  std::vector<std::string> row{r.what.call(), shape(r.what), scalars(r.what), r.what.backend,
                                r.ran() ? r.implementation : r.what.implementation};
   if (!r.ran()) {
     row.resize(headings.size(), "-");
@@ -214,7 +214,8 @@ void print_json(std::ostream& out, const RunInfo& info, const Options& options,
   for (std::size_t i = 0; i < results.size(); ++i) {
     const Result& r = results[i];
     out << (i > 0 ? "," : "") << "\n    {\"operation\": " << quoted(r.what.operation)
-        << ", \"backend\": " << quoted(r.what.backend) << ", \"scalar_in\": " << quoted(r.what.scalar_in)
+        << ", \"transform\": " << quoted(r.what.transform) << ", \"backend\": " << quoted(r.what.backend)
+        << ", \"scalar_in\": " << quoted(r.what.scalar_in)
         << ", \"scalar_out\": " << quoted(r.what.scalar_out) << ",\n     \"rows\": " << r.what.rows
         << ", \"inner\": " << r.what.inner << ", \"columns\": " << r.what.columns
         << ", \"axis\": " << r.what.axis << ", \"layout\": " << quoted(r.what.layout)
