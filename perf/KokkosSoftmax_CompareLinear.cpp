@@ -320,7 +320,7 @@ Result run(const Case& what, const Options& options) {
     result.failure = "BLAS takes no matrix that is strided in both dimensions";
     return result;
   }
-  try {
+  with_failure_in(result, [&] {
     const ks::ScopedImplementation force(what.implementation.empty()
                                              ? std::string()
                                              : "linear_softmax@" + what.backend + "=" + what.implementation);
@@ -388,12 +388,7 @@ Result run(const Case& what, const Options& options) {
     for (std::size_t i = 1; i < actions.size(); ++i) {
       result.yardsticks.push_back({actions[i].name, timings[i], result.bytes});
     }
-  } catch (const std::invalid_argument& error) {
-    result.failure = error.what();
-    result.refused = !what.implementation.empty();
-  } catch (const std::exception& error) {
-    result.failure = error.what();
-  }
+  });
   return result;
 }
 

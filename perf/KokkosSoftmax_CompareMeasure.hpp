@@ -364,6 +364,19 @@ std::vector<Timing> time_in_rounds(const Exec& exec, const std::vector<Action>& 
   return timings;
 }
 
+// Measures; why that was not possible is the result's failure.
+template <class Measure>
+void with_failure_in(Result& result, const Measure& measure) {
+  try {
+    measure();
+  } catch (const std::invalid_argument& error) {
+    result.failure = error.what();
+    result.refused = !result.what.implementation.empty();
+  } catch (const std::exception& error) {
+    result.failure = error.what();
+  }
+}
+
 // ------------------------------------------------------------------------------------------------------------
 // Data. Functors rather than lambdas, for nvcc.
 

@@ -243,7 +243,7 @@ Result run_rows(const Case& what, const Options& options, Quantity quantity, Cal
     return result;
   }
 
-  try {
+  with_failure_in(result, [&] {
     const ks::ScopedImplementation force(what.implementation.empty() ? std::string()
                                                                      : what.operation + "@" + what.backend +
                                                                            "=" + what.implementation);
@@ -279,12 +279,7 @@ Result run_rows(const Case& what, const Options& options, Quantity quantity, Cal
     for (std::size_t a = 1; a < actions.size(); ++a) {
       result.yardsticks.push_back({actions[a].name, timings[a], (writes_rows ? 2 : 1) * traffic.yardstick});
     }
-  } catch (const std::invalid_argument& error) {
-    result.failure = error.what();
-    result.refused = !what.implementation.empty();
-  } catch (const std::exception& error) {
-    result.failure = error.what();
-  }
+  });
   return result;
 }
 
