@@ -16,7 +16,7 @@ using Exec = Kokkos::Cuda;
 
 // Of a lane of a tile, of parts of a warp, of a warp, of several warps, of a block; whole vectors and others.
 const std::int64_t lengths[] = {1,    17,   33,   64,   129,  577,  1024, 1401,
-                                1601, 2047, 2601, 4096, 5000, 8191, 16384};
+                                1601, 2047, 2601, 4096, 5000, 6656, 8191, 16384};
 
 bool fits_tile(std::int64_t columns) {
   return columns >= 16 && columns <= 4608;
@@ -154,10 +154,10 @@ TEST(CudaPackedRows, RowsGiveTheSameBitsAloneAndBesideOthers) {
   using Rows = Kokkos::View<bhalf_t**, Kokkos::LayoutRight, Kokkos::CudaSpace,
                             Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
   const Exec exec;
-  for (const std::int64_t columns : {33, 64, 577, 1019, 1401, 1601, 2041, 2048, 2601, 5000, 8191}) {
+  for (const std::int64_t columns : {33, 64, 577, 1019, 1401, 1601, 2041, 2048, 2601, 5000, 6656, 8191}) {
     const auto c = special_case<bhalf_t>(columns, Gaps::none);
-    const std::int64_t rows = 618,
-                       different = 18;  // a row that fits a warp has one where there are more than 512
+    const std::int64_t different = 18,
+                       rows = different + 600;  // of more than 512 each has one warp, not several
     const Memory x("x", rows * columns), y("y", rows * columns), one("one row", columns + 8),
         result("its result", columns + 8);
     const auto host = Kokkos::create_mirror_view(x);

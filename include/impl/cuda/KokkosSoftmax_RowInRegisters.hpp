@@ -911,6 +911,11 @@ struct RowInRegistersPlan {
     const index_type threads = (columns + columns_of_thread - 1) / columns_of_thread;
     return static_cast<int>((threads + 31) / 32 * 32);
   }
+
+  /// Vectors that the block of a row of so many has registers for, with `vectors` a thread.
+  static int room(index_type vectors_of_row, int vectors) {
+    return vectors * threads_of_block(vectors_of_row, vectors);
+  }
 };
 
 /// Bytes to which all rows are aligned alike, at most 16: of x, of y, and of both to each other.
@@ -1230,20 +1235,21 @@ struct BlockPerRow {
       const bool both = problem.geometry.rows == 0 && columns % Plan::width == 0;  // as in WarpPerRow
       if (both || !lies_anywhere(problem)) {
         const index_type vectors = columns / Plan::width;
-        const auto fills = [&](int n) {
-          const int threads = Plan::threads_of_block(vectors, n);
-          return threads <= 256 && Plan::fills(vectors, n, threads);
-        };
-        // (8 and 5 vectors a thread, bfloat16 on one H200, fraction of a copy: 5000 columns, 0.81 of 8
-        // filled, softmax 0.99 both, with a factor 0.96 and 0.99, with a causal mask too 0.92 and 0.98; 7168
-        // columns, 0.875 filled, 0.97 and 0.99, 0.93 and 1.00, 0.89 and 0.97; 8192 columns, all filled, 1.00
-        // and 0.99, 0.98 and 0.96, 0.93 and 0.92.)
-        if (fills(4)) {
+        // (Fraction of a copy with four, five and eight, bfloat16 on one H200, mean of softmax, log_softmax,
+        // and softmax with a factor, with a causal mask that keeps all besides, and with a temperature: 2056
+        // columns 0.86, 0.975, 0.90, 2568 0.93, 0.93, 0.96, 3072 0.99, 0.99, 1.00, 4096 0.99, 1.00, 0.99,
+        // 4104 0.885, 0.99, 0.97, 5128 0.90, 0.945, 1.00, 6400 0.90, 0.995, 1.00, 7168 0.935, 0.99, 0.99,
+        // 7936 0.97, 0.95, 0.99, 8192 0.97, 0.96, 0.98, but softmax alone 1.00, 0.98, 0.98; 8200 five and
+        // eight 0.95, 0.935, 9216 0.99, 0.96.)
+        constexpr bool is_identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
+        const bool is_power_of_two = (vectors & (vectors - 1)) == 0;
+        if (is_power_of_two && vectors <= (is_identity ? 1024 : 512)) {
           launch<4, false, 256, 4>(exec, problem, vectors, 4);
-        } else if (fills(8) || vectors > 256 * 5) {
-          launch<8, false, 256, 3>(exec, problem, vectors, 8);
-        } else {
+        } else if (vectors <= 1024 ? 8 * Plan::room(vectors, 5) <= 7 * Plan::room(vectors, 8)
+                                   : vectors <= 256 * 5) {
           launch<5, false, 256, 4>(exec, problem, vectors, 5);
+        } else {
+          launch<8, false, 256, 3>(exec, problem, vectors, 8);
         }
       }
       if (both || lies_anywhere(problem))
@@ -1280,11 +1286,10 @@ struct BlockPerRow {
   /// 2801 columns 0.89, 0.97, 0.95, 3201 0.91, 0.90, 0.98, 3801 0.98, 0.96, 0.96, 4301 0.94, 0.98, 0.98.)
   template <class Problem>
   static void run_anywhere(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
-    const auto room = [&](int n) { return n * RowInRegistersPlan<Problem>::threads_of_block(vectors, n); };
-    const int much_less = room(7) - room(7) / 8;
-    if (room(5) <= much_less && room(5) <= room(6)) {
+    const auto room = [&](int n) { return RowInRegistersPlan<Problem>::room(vectors, n); };
+    if (8 * room(5) <= 7 * room(7) && room(5) <= room(6)) {
       launch<5, true, 192, 5>(exec, problem, vectors, 5);
-    } else if (room(6) <= much_less) {
+    } else if (8 * room(6) <= 7 * room(7)) {
       launch<6, true, 192, 5>(exec, problem, vectors, 6);
     } else {
       launch<7, true, 320, 3>(exec, problem, vectors, 7);
