@@ -353,6 +353,120 @@ TEST(CudaRowsByAddress, RowsGiveTheSameBitsAloneAndBesideOthers) {
   }
 }
 
+using Bits = Kokkos::View<std::uint16_t*, Exec>;
+template <class T>
+using Batches = Kokkos::View<T***, Kokkos::LayoutStride, Exec, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+
+std::uint32_t KOKKOS_FUNCTION hash_of(std::int64_t i) {
+  std::uint32_t hash = static_cast<std::uint32_t>(i) * 2654435761u;
+  hash = (hash ^ hash >> 15) * 0x85ebca6bu;
+  return hash ^ hash >> 13;
+}
+// bfloat16 from -8 to 8, and -inf.
+struct Fill {
+  Bits bits;
+  std::int64_t seed;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const std::uint32_t hash = hash_of(i + seed);
+    const std::uint32_t value = (hash & 0x807fu) | (124u + (hash >> 16) % 6u) << 7;
+    bits(i) = static_cast<std::uint16_t>(hash >> 28 == 0 ? 0xff80u : value);
+  }
+};
+struct FillFlags {
+  Kokkos::View<bool*, Exec> flags;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const { flags(i) = hash_of(i) >> 29 != 0; }
+};
+struct CountDifferent {
+  Bits a, b;
+  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& count) const { count += a(i) != b(i); }
+};
+
+// Two batches of rows one behind the other, `gap` elements between them, the second off the first's boundary.
+struct PlaceOfBatches {
+  std::int64_t rows, columns, gap, offset;
+  std::int64_t stride() const { return columns + gap; }
+  std::int64_t batch_stride() const { return rows * stride() + 3; }
+  std::size_t size() const { return static_cast<std::size_t>(offset + 2 * batch_stride()); }
+  template <class T>
+  Batches<T> view(T* data) const {
+    return Batches<T>(data + offset, Kokkos::LayoutStride(2, batch_stride(), rows, stride(), columns, 1));
+  }
+};
+
+// Some rows of one batch.
+template <class T>
+Batches<T> part(const Batches<T>& all, std::int64_t batch, std::int64_t first, std::int64_t count) {
+  return Batches<T>(all.data() + batch * all.stride(0) + first * all.stride(1),
+                    Kokkos::LayoutStride(1, all.stride(0), count, all.stride(1), all.extent(2), 1));
+}
+
+// Many rows with an operand that is the same for all of them, which is brought to shared memory once for
+// several: the bits that few rows have, each of which brings it for itself.
+TEST(CudaRowsByAddress, RowsThatHaveAnOperandInCommonGiveTheBitsThatFewGive) {
+  const Exec exec;
+  const auto in_turn = static_cast<std::int64_t>(exec.cuda_device_prop().multiProcessorCount) * 9;
+  struct Shape {
+    std::int64_t columns, rows, gap, y_offset;
+  };
+  // Four rows in turn, of which the last ones do not exist.
+  for (const auto& [columns, rows, gap, y_offset] :
+       std::initializer_list<Shape>{{33, 119 * in_turn, 0, 0},
+                                    {129, 59 * in_turn, 0, 1},
+                                    {257, 29 * in_turn, 2, 0},
+                                    {1001, 15 * in_turn, 0, 0},
+                                    {2047, 5 * in_turn + 1, 1, 0},
+                                    {4097, 4 * in_turn - 3, 0, 1},
+                                    {10241, 2 * in_turn + 5, 0, 0}}) {
+    SCOPED_TRACE(std::to_string(columns) + " columns");
+    const PlaceOfBatches in{rows, columns, gap, 5}, out{rows, columns, gap, 5 + y_offset};
+    const Bits x_bits("x", in.size()), y_bits("y", out.size()), few_bits("y of few", out.size()),
+        add_bits("bias", static_cast<std::size_t>(columns) + 1);
+    const Kokkos::View<bool*, Exec> flags("flags", in.size());
+    Kokkos::parallel_for(Kokkos::RangePolicy<Exec>(exec, 0, in.size()), Fill{x_bits, 1});
+    Kokkos::parallel_for(Kokkos::RangePolicy<Exec>(exec, 0, columns + 1), Fill{add_bits, 77});
+    Kokkos::parallel_for(Kokkos::RangePolicy<Exec>(exec, 0, in.size()), FillFlags{flags});
+    const auto values = [](const Bits& bits) { return reinterpret_cast<bhalf_t*>(bits.data()); };
+    const auto x = in.view(values(x_bits)), y = out.view(values(y_bits)), few = out.view(values(few_bits));
+    const auto keep = in.view(flags.data());
+    const Kokkos::View<const bhalf_t*, Exec, Kokkos::MemoryTraits<Kokkos::Unmanaged>> add(
+        values(add_bits) + 1, static_cast<std::size_t>(columns));
+    const Kokkos::View<const bool*, Exec, Kokkos::MemoryTraits<Kokkos::Unmanaged>> keep_columns(
+        flags.data() + 3, static_cast<std::size_t>(columns));
+    // `transform`(mask, first row): of some rows.
+    const auto check = [&](const char* name, const auto& transform) {
+      SCOPED_TRACE(name);
+      for (const bool logarithm : {false, true}) {
+        const auto run = [&](const auto& from, const auto& to, const auto& of_rows) {
+          if (logarithm) {
+            ks::log_softmax(exec, from, to, of_rows);
+          } else {
+            ks::softmax(exec, from, to, of_rows);
+          }
+        };
+        Kokkos::deep_copy(exec, y_bits, std::uint16_t(1));
+        Kokkos::deep_copy(exec, few_bits, std::uint16_t(1));
+        run(x, y, transform(keep, 0));
+        for (std::int64_t batch = 0; batch < 2; ++batch) {
+          for (std::int64_t first = 0; first < rows; first += 500) {
+            const auto count = std::min<std::int64_t>(500, rows - first);
+            run(part(x, batch, first, count), part(few, batch, first, count),
+                transform(part(keep, batch, first, count), first));
+          }
+        }
+        std::int64_t different = 0;
+        Kokkos::parallel_reduce(Kokkos::RangePolicy<Exec>(exec, 0, y_bits.extent(0)),
+                                CountDifferent{y_bits, few_bits}, different);
+        EXPECT_EQ(different, 0) << (logarithm ? "log_softmax" : "softmax");
+      }
+    };
+    check("bias", [&](const auto&, std::int64_t) { return ks::bias(add); });
+    check("mask", [&](const auto&, std::int64_t) { return ks::mask(keep_columns); });
+    check("scale, bias, mask of each row, causal", [&](const auto& mask, std::int64_t first) {
+      return ks::scale(0.5) | ks::bias(add) | ks::mask(mask) | ks::causal(first + columns / 3);
+    });
+  }
+}
+
 // Memory of the device, of ones in every byte, that has nothing before it and nothing behind it: whoever
 // reads there ends the program's use of the device.
 class Island {

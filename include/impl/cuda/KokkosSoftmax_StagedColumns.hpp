@@ -69,6 +69,14 @@ __device__ ColumnsInShared<T> stage_columns(const T* from, int end, char* to, co
   return {reinterpret_cast<const T*>(to + before)};
 }
 
+/// Copies so many columns to shared memory, where they begin anywhere, and are after a barrier.
+template <class T, class Threads>
+__device__ void stage_elements(const T* from, int columns, T* to, const Threads& threads) {
+  __builtin_assume(__isShared(to));
+#pragma unroll 4
+  for (int c = threads.rank(); c < columns; c += threads.size()) to[c] = from[c];
+}
+
 }  // namespace KokkosSoftmax::impl
 
 #endif
