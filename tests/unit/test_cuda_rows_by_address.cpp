@@ -408,7 +408,7 @@ TEST(CudaRowsByAddress, RowsThatHaveAnOperandInCommonGiveTheBitsThatFewGive) {
   struct Shape {
     std::int64_t columns, rows, gap, y_offset;
   };
-  // Four rows in turn, of which the last ones do not exist.
+  // Three or four rows in turn on an H200, of which the last ones do not exist.
   for (const auto& [columns, rows, gap, y_offset] :
        std::initializer_list<Shape>{{33, 119 * in_turn, 0, 0},
                                     {129, 59 * in_turn, 0, 1},
