@@ -97,7 +97,8 @@ struct GridPipelinedShape {
   /// float.)
   static constexpr int most_copies_of_usual_slices = 3;
   /// The same for rows that fill much of the ring of the whole grid: a slot whose copy only queues is missing
-  /// elsewhere. (2 M columns of float: with three 0.941, with two 0.948; 8 M: 0.69 and 0.72.)
+  /// elsewhere. (2 M columns of float: with three 0.941, with two 0.948; 8 M: 0.69 and 0.72. Bfloat16 2.5 M
+  /// 0.912 and 0.922, 3.5 M 0.915 and 0.926, 4194304 0.912 and 0.922.)
   static constexpr int most_copies_of_held_rows = 2;
 
   /// Of a row that may be read twice, the slices that are held all the same: all where they leave enough of
@@ -183,9 +184,10 @@ struct GridPipelinedShape {
   bool draws_early;
   /// Whether the collector's lanes have a slice each, which takes it fewer instructions, and it paces a block
   /// that has more to do for a slice than to copy it. (One H200, fractions of a copy, without and with: float
-  /// 131073 columns 0.945 and 0.973; bfloat16 65536 with a temperature 0.846 and 0.882, 131073 with a bias as
-  /// large as x 0.72 and 0.76, with one for all rows 0.49 and 0.53, 393216 0.956 and 0.970. Not for what is
-  /// little more than a copy: there float had 0.969 and 0.961, and bfloat16 with a mask 0.950 and 0.932.)
+  /// 131073 columns 0.945 and 0.973; bfloat16 65536 0.943 and 0.968, with a factor 0.941 and 0.959, with a
+  /// temperature 0.846 and 0.882, half 0.896 and 0.935, bfloat16 131073 with a bias as large as x 0.72 and
+  /// 0.76, with one for all rows 0.49 and 0.53, 393216 0.956 and 0.970. Not for what is little more than a
+  /// copy: there float had 0.969 and 0.961, and bfloat16 with a mask 0.946 and 0.928.)
   bool collects_slice_each;
   /// Where rows may be read twice: the slices of a row, its first, that are (the others stay in their slots),
   /// and those of them, the last, that are to stay in L2 until then.
@@ -1616,7 +1618,11 @@ struct GridPipelinedRows {
     shape.rereads = rereads();
     stage_operands(problem, shape, device.shared_bytes, slot_bytes);
     shape.rereads = rereads();
-    int copies = GridPipelinedShape::most_copies_of_usual_slices;
+    constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
+    const bool is_held_row = sizeof(In) == 2 && !has_transform && problem.operation != Operation::logsumexp &&
+                             plan.slices > ReductionPlan::slices_at_once;
+    int copies = is_held_row ? GridPipelinedShape::most_copies_of_held_rows
+                             : GridPipelinedShape::most_copies_of_usual_slices;
     if (shape.rereads) {
       index_type held = GridPipelinedShape::slices_held<In>(plan.slices, capacity(), shape.operand_slots > 0);
       if (part_held >= 0)
@@ -1639,11 +1645,11 @@ struct GridPipelinedRows {
     shape.draws_early = problem.operation != Operation::logsumexp &&
                         (sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0);
     constexpr bool only_copies =
-        !PartOfSlice<Problem>::has_transform ||
-        (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
+        !has_transform || (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
     shape.collects_slice_each =
         plan.slices <= 32 &&
-        (!has_whole_lines || !only_copies || (plan.slices > 8 && !PartOfSlice<Problem>::has_transform));
+        (!has_whole_lines || !only_copies ||
+         (operands_of<typename Problem::Transform> == 0 && (sizeof(In) == 2 || plan.slices > 8)));
     shape.all_slices = problem.geometry.rows * plan.slices + (shape.rereads ? shape.slices_reread : 0);
     // So that a block has one of these rows in its ring while another one comes.
     shape.whole_rows = !shape.rereads && plan.slices <= shape.slots / 2;
