@@ -276,10 +276,13 @@ struct LogitOperand {
     return {data + row_offset(row), column_stride};
   }
   /// Behind the last value in memory, of so many columns side by side.
-  const T* end(index_type columns) const {
+  KOKKOS_FORCEINLINE_FUNCTION const T* end(index_type columns) const {
     index_type last_row = 0;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
     for (int d = 0; d < row_offset.rank; ++d)
-      last_row += std::max(index_type(0), (row_offset.extent[d] - 1) * row_offset.stride[d]);
+      last_row += Kokkos::max(index_type(0), (row_offset.extent[d] - 1) * row_offset.stride[d]);
     return data + last_row + columns;
   }
 };

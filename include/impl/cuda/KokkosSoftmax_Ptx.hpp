@@ -85,7 +85,7 @@ __device__ __forceinline__ Word16 ld_relaxed_gpu_b128(const Word16* from) {
 }
 
 /// cp.async.cg.shared.global ("Data Movement and Conversion Instructions: cp.async") of 16 bytes, to a
-/// shared_address; with `bytes`, of so many and zeros. Before compute capability 8.0 an ordinary copy.
+/// shared_address. Before compute capability 8.0 an ordinary copy.
 __device__ __forceinline__ void cp_async_16(std::uint32_t to, const void* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from))
@@ -94,19 +94,15 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t to, const void* from) 
   *static_cast<Word16*>(__cvta_shared_to_generic(to)) = *static_cast<const Word16*>(from);
 #endif
 }
-__device__ __forceinline__ void cp_async_16(std::uint32_t to, const void* from, int bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
-               "r"(bytes)
-               : "memory");
-#elif defined(__CUDA_ARCH__)
-  if (bytes == 16) {
-    cp_async_16(to, from);
-  } else {
-    auto* const bytes_to = static_cast<unsigned char*>(__cvta_shared_to_generic(to));
-    for (int i = 0; i < 16; ++i) bytes_to[i] = i < bytes ? static_cast<const unsigned char*>(from)[i] : 0;
-  }
+
+/// prmt.b32 ("Data Movement and Conversion Instructions: prmt"), whose selectors may ask for a byte's first
+/// bit eight times, which __byte_perm's do not.
+__device__ __forceinline__ unsigned prmt(unsigned a, unsigned b, unsigned selectors) {
+  unsigned result = 0;
+#if defined(__CUDA_ARCH__)
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(selectors));
 #endif
+  return result;
 }
 
 /// cp.async.wait_all: until the thread's are there.

@@ -715,6 +715,8 @@ struct StagedRowPlan {
   unsigned operands_by_l1 = 0;   ///< bit i: operand i is the same for the next row
   unsigned operands_of_all = 0;  ///< likewise for all rows: staged once by those that have rows in turn
   int rows_in_turn = 1;
+  static constexpr int most_operands = 6;
+  const void* end_of_operand[most_operands] = {};  ///< behind its last element in memory
 
   /// Rows in turn are so many apart: of 16 bits and one behind the other, they begin alike, as far behind a
   /// boundary of 16 bytes.
@@ -752,6 +754,7 @@ struct StagedRowPlan {
       side_by_side = side_by_side && operand.column_stride == 1;
       bytes += bytes_of_staged<T>(columns);
       if (by_address) bytes += 2 * NeighboursInRegisters<T, 8>::bytes_around;
+      if (i < most_operands) plan.end_of_operand[i] = operand.end(columns);
       ++i;
     });
     if (plan.operands_of_all != 0 && rows_in_turn_ > 1) {
@@ -763,7 +766,8 @@ struct StagedRowPlan {
     }
     // Rows side by side in a warp do not fall on the same banks.
     if (by_address) bytes = bytes / 128 * 128 + 192;
-    if (side_by_side && is_faster && bytes <= most_bytes) plan.bytes = static_cast<int>(bytes);
+    if (i <= most_operands && side_by_side && is_faster && bytes <= most_bytes)
+      plan.bytes = static_cast<int>(bytes);
     return plan;
   }
 
@@ -823,6 +827,7 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
     const auto stage = [&](const Which which) {
       char* to = shared;
       unsigned by_l1 = plan.operands_by_l1, of_all = plan.operands_of_all;
+      const void* const* end_of_memory = plan.end_of_operand;
       return map_operands(transform_of_row, [&]<class Operand>(const Operand& operand) {
         using T = std::remove_cvref_t<decltype(*operand.data)>;
         constexpr int around = Registers::template NeighboursOf<Operand>::bytes_around;
@@ -836,9 +841,10 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
           if (which == Which::of_all) {
             stage_elements(operand.data, columns, at, threads);
           } else {
-            stage_columns(operand.data, end, to + around, threads, which == Which::by_l1);
+            stage_columns(operand.data, end, *end_of_memory, to + around, threads, which == Which::by_l1);
           }
         }
+        ++end_of_memory;
         to += bytes_of_staged<T>(columns) + 2 * around;
         by_l1 /= 2;
         of_all /= 2;
@@ -903,11 +909,13 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
   }
   const auto transform_of_row = problem.transform.at_row(where.index);
   const int end = Registers::end_of_read(transform_of_row, columns);
-  const auto x = stage_columns(problem.x + where.x_offset, end, shared, threads, false);
+  const auto x = stage_columns(problem.x + where.x_offset, end, problem.x + g.last_x_offset() + columns,
+                               shared, threads, false);
   char* to = shared + bytes_of_staged<In>(columns);
   unsigned by_l1 = plan.operands_by_l1;
+  const void* const* end_of_memory = plan.end_of_operand;
   const auto transform = map_operands(transform_of_row, [&](const auto& operand) {
-    const auto staged = stage_columns(operand.data, end, to, threads, by_l1 & 1);
+    const auto staged = stage_columns(operand.data, end, *end_of_memory++, to, threads, by_l1 & 1);
     to += bytes_of_staged<std::remove_cvref_t<decltype(*operand.data)>>(columns);
     by_l1 /= 2;
     return staged;
