@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Rows of 16 bits that CUDA keeps as they are, in pairs, with a transform that makes the same of all logits
-// of a row, or drops an end: it is applied whenever they are used, and the maximum is found among the pairs
-// where it keeps their order, else among what it makes of them, for a warp's rows together. In registers, and
-// short rows in tiles.
+// of a row, or drops some: what a mask drops becomes -inf as it is read, the rest is applied whenever they
+// are used, and the maximum is found among the pairs where it keeps their order, else among what it makes of
+// them, for a warp's rows together. In registers, and short rows in tiles.
 #include "../support/transform_cases.hpp"
 
 #if defined(KOKKOS_ENABLE_CUDA)
@@ -15,8 +15,8 @@ using namespace tests;
 using Exec = Kokkos::Cuda;
 
 // Of a lane of a tile, of parts of a warp, of a warp, of several warps, of a block; whole vectors and others.
-const std::int64_t lengths[] = {1,    17,   33,   64,   129,  577,  1024, 1401,
-                                1601, 2047, 2601, 4096, 5000, 6656, 8191, 16384};
+const std::int64_t lengths[] = {1,    17,   33,   64,   128,  129,  256,  512,  577,  1024,
+                                1401, 1601, 2047, 2601, 4096, 5000, 6656, 8191, 16384};
 
 bool fits_tile(std::int64_t columns) {
   return columns >= 16 && columns <= 4608;
@@ -142,6 +142,77 @@ TEST(CudaPackedRows, Temperature) {
   }
 }
 
+// A mask and whether it lies as the rows of a case do that have no gaps, or is the same for all rows.
+struct PlaceOfMask {
+  Layout layout;
+  bool like_rows;
+};
+std::vector<PlaceOfMask> places_of_mask(const std::vector<std::int64_t>& extents) {
+  const std::int64_t columns = extents[2];
+  return {{reference::right(extents), true},
+          {reference::right(extents, 0, 24), true},
+          {reference::right(extents, 0, 3), false},
+          {reference::right(extents, 5, 1), false},
+          {reference::right({1, 1, columns}), true},
+          {reference::right({1, 1, columns}, 0, 5), true},
+          {reference::right({2, 1, columns}, 0, 2), false},
+          {reference::right({2, 9, 1}), false},
+          {reference::left(extents, 0, 1), false}};
+}
+
+// By turns alone and beside a factor and an end.
+template <class T>
+void check_mask(std::int64_t columns, Gaps gaps) {
+  const auto plain = special_case<T>(columns, gaps);
+  int turn = static_cast<int>(columns);
+  for (const auto& [layout, like_rows] : places_of_mask(plain.extents)) {
+    SCOPED_TRACE("mask " + std::to_string(turn - columns));
+    auto c = plain;
+    auto flags = random_flags(layout.size());
+    if (layout.size() == c.size()) std::fill_n(flags.begin() + 7 * columns, columns, 0.0);
+    const Operand<bool, Exec> keep(layout, flags);
+    const auto kept = keep.at(c);
+    const auto mask = reference::mask([kept](Position p) { return kept(p) != 0; });
+    for (std::int64_t i = 0; i < c.size(); ++i) {
+      if (kept({i / columns, i % columns, 0}) == 0 && i % 3 != 0)
+        c.logits[static_cast<std::size_t>(i)] = i % 2 ? reference::nan : reference::infinity;
+    }
+    c.in_place = gaps == Gaps::none && turn % 2 == 0;
+    const auto check = [&](const auto& transform) {
+      for (auto operation : operations) {
+        run_case<T, T, 3>(Exec(), operation, c, "", transform);
+        if (!fits_tile(columns)) continue;
+        EXPECT_EQ((run_case<T, T, 3>(Exec(), operation, c, "tiled_rows", transform)),
+                  like_rows && gaps == Gaps::none);
+      }
+    };
+    const auto factor = reference::scale(accumulator<T>(), -0.5);
+    const auto end = reference::causal(columns / 2);
+    switch (turn++ % 4) {
+      case 0:
+        c.chain = {mask, factor};
+        check(ks::mask(keep.template view<3>()) | ks::scale(-0.5));
+        break;
+      case 1:
+        c.chain = {factor, mask, end};
+        check(ks::scale(-0.5) | ks::mask(keep.template view<3>()) | ks::causal(columns / 2));
+        break;
+      default:
+        c.chain = {mask};
+        check(ks::mask(keep.template view<3>()));
+    }
+  }
+}
+
+TEST(CudaPackedRows, Mask) {
+  for (const auto columns : lengths) {
+    for (const Gaps gaps : all_gaps) {
+      check_mask<bhalf_t>(columns, gaps);
+      if (columns % 2 == 1) check_mask<half_t>(columns, gaps);
+    }
+  }
+}
+
 struct CopyRow {
   const bhalf_t* from;
   bhalf_t* to;
@@ -154,7 +225,8 @@ TEST(CudaPackedRows, RowsGiveTheSameBitsAloneAndBesideOthers) {
   using Rows = Kokkos::View<bhalf_t**, Kokkos::LayoutRight, Kokkos::CudaSpace,
                             Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
   const Exec exec;
-  for (const std::int64_t columns : {33, 64, 577, 1019, 1401, 1601, 2041, 2048, 2601, 5000, 6656, 8191}) {
+  for (const std::int64_t columns :
+       {33, 64, 128, 256, 512, 577, 1019, 1401, 1601, 2041, 2048, 2601, 5000, 6656, 8191}) {
     const auto c = special_case<bhalf_t>(columns, Gaps::none);
     const std::int64_t different = 18,
                        rows = different + 600;  // of more than 512 each has one warp, not several
@@ -169,18 +241,34 @@ TEST(CudaPackedRows, RowsGiveTheSameBitsAloneAndBesideOthers) {
     for (std::int64_t row = 0; row < rows; ++row)
       host_temperatures(row) = row % 3 == 1 ? -1.5f : 0.25f * (row + 1);
     Kokkos::deep_copy(temperatures, host_temperatures);
-    const auto same_bits = [&](const std::string& name, std::int64_t row, const auto& all,
-                               const auto& alone) {
-      ks::softmax(exec, Rows(x.data(), rows, columns), Rows(y.data(), rows, columns), all);
-      const auto slice = [&](const Memory& memory, std::int64_t first) {
-        const auto part = Kokkos::subview(memory, std::make_pair(first, first + columns));
-        const auto copy = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), part);
-        return std::string(reinterpret_cast<const char*>(copy.data()), static_cast<std::size_t>(columns) * 2);
-      };
+    // Any byte but 0 keeps.
+    using Flags = Kokkos::View<const bool**, Kokkos::LayoutRight, Kokkos::CudaSpace,
+                               Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+    using Bytes = Kokkos::View<unsigned char*, Kokkos::CudaSpace>;
+    const Bytes bytes("bytes", rows * columns), ones("ones", rows * columns);
+    const auto host_bytes = Kokkos::create_mirror_view(bytes), host_ones = Kokkos::create_mirror_view(ones);
+    const unsigned char some[] = {0, 1, 1, 2, 0x80, 0xff, 0};
+    for (std::int64_t i = 0; i < rows * columns; ++i) {
+      host_bytes(i) = some[i * i % 61 % 7];
+      host_ones(i) = host_bytes(i) != 0;
+    }
+    Kokkos::deep_copy(bytes, host_bytes);
+    Kokkos::deep_copy(ones, host_ones);
+    const auto flags = [&](const Bytes& of, std::int64_t first, std::int64_t count) {
+      return Flags(reinterpret_cast<const bool*>(of.data()) + first * columns, count, columns);
+    };
+    const auto slice = [&](const Memory& memory, std::int64_t first) {
+      const auto part = Kokkos::subview(memory, std::make_pair(first, first + columns));
+      const auto copy = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), part);
+      return std::string(reinterpret_cast<const char*>(copy.data()), static_cast<std::size_t>(columns) * 2);
+    };
+    const auto same_bits_of = [&](const std::string& name, std::int64_t row, const auto& call,
+                                  const auto& all, const auto& alone) {
+      call(Rows(x.data(), rows, columns), Rows(y.data(), rows, columns), all);
       const std::string among_others = slice(y, row * columns);
       if (fits_tile(columns)) {
-        const ks::ScopedImplementation forced("softmax=tiled_rows");
-        ks::softmax(exec, Rows(x.data(), rows, columns), Rows(y.data(), rows, columns), all);
+        const ks::ScopedImplementation forced("tiled_rows");
+        call(Rows(x.data(), rows, columns), Rows(y.data(), rows, columns), all);
         exec.fence();
         EXPECT_EQ(slice(y, row * columns), among_others)
             << name << ", in a tile of " << columns << " columns";
@@ -189,17 +277,32 @@ TEST(CudaPackedRows, RowsGiveTheSameBitsAloneAndBesideOthers) {
         Kokkos::parallel_for("copy",
                              Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, columns),
                              CopyRow{x.data() + row * columns, one.data() + offset});
-        ks::softmax(exec, Rows(one.data() + offset, 1, columns), Rows(result.data() + 2, 1, columns), alone);
+        call(Rows(one.data() + offset, 1, columns), Rows(result.data() + 2, 1, columns), alone);
         exec.fence();
         EXPECT_EQ(among_others, slice(result, 2))
             << name << ", " << columns << " columns, row " << row << ", offset " << offset;
       }
     };
+    const auto same_bits = [&](const std::string& name, std::int64_t row, const auto& all,
+                               const auto& alone) {
+      same_bits_of(
+          name, row, [&](const Rows& from, const Rows& to, const auto& t) { ks::softmax(exec, from, to, t); },
+          all, alone);
+      same_bits_of(
+          "log_softmax, " + name, row,
+          [&](const Rows& from, const Rows& to, const auto& t) { ks::log_softmax(exec, from, to, t); }, all,
+          alone);
+    };
     for (std::int64_t row = 0; row < different; ++row) {
       const Kokkos::View<const float*, Kokkos::CudaSpace> its =
           Kokkos::subview(temperatures, std::make_pair(row, row + 1));
+      same_bits("none", row, ks::impl::Identity(), ks::impl::Identity());
       same_bits("temperature", row, ks::temperature(temperatures), ks::temperature(its));
       same_bits("factor", row, ks::scale(-0.3), ks::scale(-0.3));
+      same_bits("mask", row, ks::mask(flags(bytes, 0, rows)), ks::mask(flags(ones, row, 1)));
+      same_bits("mask and factor", row, ks::mask(flags(bytes, 0, rows)) | ks::scale(0.3),
+                ks::mask(flags(ones, row, 1)) | ks::scale(0.3));
+      same_bits("mask for all", row, ks::mask(flags(bytes, row, 1)), ks::mask(flags(ones, row, 1)));
       same_bits("causal", row, ks::scale(0.3) | ks::causal(columns - 20),
                 ks::scale(0.3) | ks::causal(columns - 20 + row));
     }

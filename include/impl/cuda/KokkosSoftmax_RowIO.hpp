@@ -21,6 +21,7 @@
 
 #include <KokkosSoftmax_Transforms.hpp>
 #include <impl/cuda/KokkosSoftmax_OperandNeighbours.hpp>
+#include <impl/cuda/KokkosSoftmax_PackedMask.hpp>
 #include <impl/cuda/KokkosSoftmax_RowMath.hpp>
 #include <impl/cuda/KokkosSoftmax_StagedColumns.hpp>
 
@@ -613,6 +614,98 @@ struct PackedRow {
     for_each_outside(columns_ - kept, threads, [&](int k, int i) { drop(k, i); });
   }
 
+  /// Likewise of what a mask keeps, too, whose last value in memory is before `end_of_mask`.
+  template <class Threads, class MaskOfRow>
+  __device__ void load_masked(const T* x, index_type may_read_behind, int columns_, int kept,
+                              const Threads& threads, const MaskOfRow& mask, const bool* end_of_mask) {
+    read(x, may_read_behind, columns_, kept, threads);
+    const auto drop_outside = [&] {
+      for_each_outside(columns_ - kept, threads, [&](int k, int i) { drop(k, i); });
+    };
+    const int first_column = threads.index * width - before;
+    if (mask.column_stride != 1) {
+      drop_outside();
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (skips(k, threads)) break;
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+          const int column = first_column + offset(k, threads) + i;
+          if (column >= 0 && column < columns && !mask(column)) drop(k, i);
+        }
+      }
+      return;
+    }
+    const bool* const at = mask.data + first_column;
+    const auto behind = static_cast<int>(reinterpret_cast<std::uintptr_t>(at) % MaskBytes::width);
+    const int left_to_read = left - (columns_ - kept);
+    const bool* const from = anchored(at - behind);
+    // (Bytes of a mask up to its end in memory; where there are more than of the row.)
+    const auto in_memory = static_cast<int>(Kokkos::min<std::ptrdiff_t>(end_of_mask - from, 1 << 30));
+    if (__all_sync(0xffffffffu, behind == 0)) {
+      MaskBytes bytes[vectors];
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (skips(k, threads)) break;
+        bytes[k] = {{0, 0}};
+        if (left_to_read > offset(k, threads) && in_memory >= offset(k, threads) + width)
+          bytes[k] = MaskBytes::read(from + offset(k, threads));
+      }
+      // Behind the mask's last row lies, as a rule, nothing.
+      if (!__all_sync(0xffffffffu, in_memory >= left_to_read + width - 1)) {
+#pragma unroll
+        for (int k = 0; k < vectors; ++k) {
+          if (left_to_read > offset(k, threads) && in_memory < offset(k, threads) + width)
+            bytes[k] = MaskBytes::first_of(from + offset(k, threads), in_memory - offset(k, threads));
+        }
+      }
+      drop_outside();
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (skips(k, threads)) break;
+        bytes[k].template apply<T>(k_th(k));
+      }
+    } else {
+      unsigned words[vectors][4];
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (skips(k, threads)) break;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int bytes_on = offset(k, threads) + half * width;
+          MaskBytes bytes{{0, 0}};
+          // (Those of the first column at least: before the mask lies, as a rule, nothing.)
+          const bool begins = k > 0 || half > 0 || first_column - behind > -width;
+          if (left_to_read > offset(k, threads) && begins && in_memory >= bytes_on + width)
+            bytes = MaskBytes::read(from + bytes_on);
+          words[k][2 * half] = bytes.word[0];
+          words[k][2 * half + 1] = bytes.word[1];
+        }
+      }
+      if (!__all_sync(0xffffffffu, in_memory >= left_to_read + 2 * width - 1)) {
+#pragma unroll
+        for (int k = 0; k < vectors; ++k) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int bytes_on = offset(k, threads) + half * width;
+            if (left_to_read > offset(k, threads) && in_memory < bytes_on + width && in_memory > bytes_on) {
+              const MaskBytes bytes = MaskBytes::first_of(from + bytes_on, in_memory - bytes_on);
+              words[k][2 * half] = bytes.word[0];
+              words[k][2 * half + 1] = bytes.word[1];
+            }
+          }
+        }
+      }
+      drop_outside();
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (skips(k, threads)) break;
+        shift_words<8, 1, 2>(words[k], behind);
+        MaskBytes{{words[k][0], words[k][1]}}.template apply<T>(k_th(k));
+      }
+    }
+  }
+
   /// The same, but that vectors with a part of the row may have anything around it.
   template <class Threads>
   __device__ void read(const T* x, index_type may_read_behind, int columns_, int kept,
@@ -789,6 +882,9 @@ struct PackedRow {
   template <class Threads>
   __device__ bool begins_before_row(int k, const Threads& threads) const {
     return anywhere && k == 0 && threads.index == 0 && before > 0;
+  }
+  __device__ unsigned (&k_th(int k))[pairs] {
+    return *reinterpret_cast<unsigned(*)[pairs]>(held + k * pairs);
   }
   __device__ void keep(int k, const uint4& vector) {
     held[k * pairs] = vector.x;

@@ -47,24 +47,6 @@ __device__ __forceinline__ T fold_held(const T (&held)[count], const Operation& 
   return fold_accumulators<width>(of_vectors, operation);
 }
 
-/// Transforms that do the same to all logits of a row, but for an end that they drop. (Not every chain of
-/// these: one for which the C interface has no kernel of its own goes through that of all chains there, where
-/// rows are not packed, and C++ shall give the same bits.)
-template <class Bound>
-inline constexpr bool keeps_rows_packed = false;
-template <>
-inline constexpr bool keeps_rows_packed<BoundIdentity> = true;
-template <>
-inline constexpr bool keeps_rows_packed<BoundCausal> = true;
-template <>
-inline constexpr bool keeps_rows_packed<BoundTemperature<float>> = true;
-template <>
-inline constexpr bool keeps_rows_packed<BoundScale> = true;
-template <>
-inline constexpr bool keeps_rows_packed<BoundChain<BoundScale, BoundCausal>> = true;
-template <>
-inline constexpr bool keeps_rows_packed<BoundChain<BoundCausal, BoundScale>> = true;
-
 /// Whether rows may be held by address: 16 bits are content with sums in coarse units.
 template <class Problem>
 inline constexpr bool may_be_by_address =
@@ -591,12 +573,23 @@ __device__ __forceinline__ int gap_to_read(const Problem& problem) {
 template <class Problem, class Registers, class Threads>
 __device__ __forceinline__ auto load_row(const Problem& problem, const RowGeometry::Row& where,
                                          Registers& row, const Threads& threads, bool looks) {
+  using In = typename Problem::In;
   const RowGeometry& g = problem.geometry;
   if constexpr (is_packed<Problem>) {
     const auto transform = problem.transform.at_row(where.index);
-    row.load(problem.x + where.x_offset, g.last_x_offset() - where.x_offset, static_cast<int>(g.columns),
-             static_cast<int>(end_of_kept(transform, g.columns)), threads);
-    return prepared_stage<typename Problem::Acc>(transform, 0);
+    using Transform = typename Problem::Transform;
+    const In* const x = problem.x + where.x_offset;
+    const index_type behind = g.last_x_offset() - where.x_offset;
+    const auto columns = static_cast<int>(g.columns);
+    const auto kept = static_cast<int>(end_of_kept(transform, g.columns));
+    if constexpr (has_packed_mask<Transform>) {
+      using Parts = PartsOfChain<Transform>;
+      row.load_masked(x, behind, columns, kept, threads, Parts::mask_of_row(transform),
+                      Parts::mask(problem.transform).end(columns));
+    } else {
+      row.load(x, behind, columns, kept, threads);
+    }
+    return prepared_stage<typename Problem::Acc>(without_mask<Transform>(transform), 0);
   } else if constexpr (Registers::by_address) {
     const auto transform = problem.transform.at_row(where.index);
     row.load(problem.x + where.x_offset, g.last_x_offset() - where.x_offset, static_cast<int>(g.columns),
