@@ -783,6 +783,8 @@ struct StagedRowPlan {
       plan.image = static_cast<int>(bytes);
       bytes += image_bytes;
     } else {
+      plan.operands_by_l1 |= plan.operands_of_all;
+      plan.operands_of_all = 0;
       bytes = std::max(bytes, image_bytes);
     }
     // Rows side by side in a warp do not fall on the same banks.
@@ -802,8 +804,9 @@ struct StagedRowPlan {
   }
 };
 
-/// Logits by address by way of shared memory, `group` lanes a row, or, of 0, a block.
-template <int vectors, int group, int most_threads, int least_blocks, class Problem>
+/// Logits by address by way of shared memory, `group` lanes a row, or, of 0, a block. `in_turn`: a row may be
+/// one of several in turn.
+template <int vectors, int group, int most_threads, int least_blocks, bool in_turn, class Problem>
 __global__ void __launch_bounds__(most_threads, least_blocks)
     staged_logits_kernel(const __grid_constant__ Problem problem, const StagedRowPlan plan) {
   using In = typename Problem::In;
@@ -826,12 +829,13 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
     }
   }();
   const auto columns = static_cast<int>(g.columns);
-  index_type position = plan.first_row(place);
+  index_type position = in_turn ? plan.first_row(place) : place;
+  const int turns = in_turn ? plan.rows_in_turn : 1;
   int before_staged = -1;
 #pragma unroll 1
-  for (int turn = 0; turn < plan.rows_in_turn; ++turn, position += plan.apart) {
+  for (int turn = 0; turn < turns; ++turn, position += plan.apart) {
     const bool exists = position < g.rows;
-    if (!__any_sync(0xffffffffu, exists)) break;
+    if (in_turn && !__any_sync(0xffffffffu, exists)) break;
     // Lanes past the last row go along with that one: the warp's shuffles want them.
     const RowGeometry::Row where = g.row(exists ? position : g.rows - 1);
     typename Problem::Out* const y = problem.y + where.y_offset;
@@ -843,7 +847,7 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
     const auto transform_of_row = problem.transform.at_row(where.index);
     const auto end = static_cast<int>(end_of_kept(transform_of_row, g.columns));
     const auto before = static_cast<int>(reinterpret_cast<std::uintptr_t>(x) % 16 / sizeof(In));
-    const bool once = __any_sync(0xffffffffu, before != before_staged);
+    const bool once = in_turn && __any_sync(0xffffffffu, before != before_staged);
     enum class Which { by_copies, by_l1, of_all };
     const auto stage = [&](const Which which) {
       char* to = shared;
@@ -852,7 +856,7 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
       return map_operands(transform_of_row, [&]<class Operand>(const Operand& operand) {
         using T = std::remove_cvref_t<decltype(*operand.data)>;
         constexpr int around = Registers::template NeighboursOf<Operand>::bytes_around;
-        const Which its = of_all & 1 ? Which::of_all : by_l1 & 1 ? Which::by_l1 : Which::by_copies;
+        const Which its = in_turn && of_all & 1 ? Which::of_all : by_l1 & 1 ? Which::by_l1 : Which::by_copies;
         // Those of all rows begin where vectors of x do, the others as they do in global memory.
         const int behind = its == Which::of_all
                                ? before * static_cast<int>(sizeof(T))
@@ -877,7 +881,7 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
     Registers row;
     row.packed.read(x, g.last_x_offset() - where.x_offset, columns, end, threads);
     if (plan.operands_by_l1 != 0) stage(Which::by_l1);
-    if (once && plan.operands_of_all != 0) stage(Which::of_all);
+    if (once) stage(Which::of_all);
     before_staged = before;
     const auto transform = prepared_stage<Acc>(staged, 0);
     cp_async_wait_all();
@@ -1091,7 +1095,8 @@ void launch_rows_kernel(const Kokkos::Cuda& exec, const char* name, index_type b
 }
 
 /// Launches a kernel of staged rows, whose images take so many bytes each, if they are to be staged; whether.
-template <auto kernel, class Problem>
+/// `kernel_of_turns`: that for rows in turn, if there may be such.
+template <auto kernel, auto kernel_of_turns = kernel, class Problem>
 bool launch_staged(const Kokkos::Cuda& exec, const char* name, int threads, int rows_of_block,
                    index_type image_bytes, const Problem& problem) {
   const cudaDeviceProp& device = exec.cuda_device_prop();
@@ -1107,9 +1112,18 @@ bool launch_staged(const Kokkos::Cuda& exec, const char* name, int threads, int 
   const auto plan = StagedRowPlan::of(problem, has_image || !may_be_by_address<Problem> ? image_bytes : 0,
                                       most_bytes / rows_of_block, most_rows_in_turn);
   if (plan.bytes == 0) return false;
-  launch_with_shared<kernel>(exec, kernel_label(problem.operation, name),
-                             (plan.places(rows) + rows_of_block - 1) / rows_of_block, threads,
-                             rows_of_block * plan.bytes, problem, plan);
+  const auto launch = [&](auto which) {
+    launch_with_shared<decltype(which)::value>(exec, kernel_label(problem.operation, name),
+                                               (plan.places(rows) + rows_of_block - 1) / rows_of_block,
+                                               threads, rows_of_block * plan.bytes, problem, plan);
+  };
+  if constexpr (kernel_of_turns != kernel) {
+    // `reserve` launches over no rows: that loads both kernels, which a capture could not do.
+    if (plan.rows_in_turn > 1 || rows == 0)
+      launch(std::integral_constant<decltype(kernel), kernel_of_turns>{});
+    if (plan.rows_in_turn > 1) return true;
+  }
+  launch(std::integral_constant<decltype(kernel), kernel>{});
   return true;
 }
 
@@ -1271,11 +1285,12 @@ struct WarpPerRow {
       launch_anywhere<S>(exec, problem);
     } else {
       using Registers = RegistersOf<Problem, S::vectors, true>;
+      constexpr int least_blocks = least_blocks_of_warps<Problem, Registers, true>;
       const index_type rows = problem.geometry.rows;
       // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
       if ((rows == 0 || rows > most_rows_in_warps) &&
-          launch_staged<&staged_logits_kernel<S::vectors, S::lanes, 128,
-                                              least_blocks_of_warps<Problem, Registers, true>, Problem>>(
+          launch_staged<&staged_logits_kernel<S::vectors, S::lanes, 128, least_blocks, false, Problem>,
+                        &staged_logits_kernel<S::vectors, S::lanes, 128, least_blocks, true, Problem>>(
               exec, name, 128, 128 / S::lanes, Registers::image_bytes(S::lanes), problem) &&
           rows > 0)
         return;
@@ -1465,7 +1480,8 @@ struct BlockPerRow {
     if constexpr (RowInRegistersPlan<Problem>::may_stage) {
       using Registers = RegistersOf<Problem, vectors, true>;
       const int threads = RowInRegistersPlan<Problem>::threads_of_block(vectors_of_row, vectors);
-      if (launch_staged<&staged_logits_kernel<vectors, 0, most_threads, least_blocks, Problem>>(
+      if (launch_staged<&staged_logits_kernel<vectors, 0, most_threads, least_blocks, false, Problem>,
+                        &staged_logits_kernel<vectors, 0, most_threads, least_blocks, true, Problem>>(
               exec, name, threads, 1, Registers::image_bytes(threads), problem))
         return;
     }
