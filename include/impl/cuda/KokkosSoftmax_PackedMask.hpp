@@ -138,7 +138,7 @@ struct MaskBytes {
 
   /// A vector's four pairs, with -inf in place of what is dropped.
   template <class T>
-  __device__ void apply(unsigned (&pair)[4]) const {
+  __device__ __forceinline__ void apply(unsigned* pair) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       // The first bit of each byte that is not 0, spread over an element's 16 bits.

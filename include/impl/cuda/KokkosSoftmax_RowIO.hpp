@@ -663,7 +663,7 @@ struct PackedRow {
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
         if (skips(k, threads)) break;
-        bytes[k].template apply<T>(k_th(k));
+        bytes[k].template apply<T>(held + k * pairs);
       }
     } else {
       unsigned words[vectors][4];
@@ -701,7 +701,7 @@ struct PackedRow {
       for (int k = 0; k < vectors; ++k) {
         if (skips(k, threads)) break;
         shift_words<8, 1, 2>(words[k], behind);
-        MaskBytes{{words[k][0], words[k][1]}}.template apply<T>(k_th(k));
+        MaskBytes{{words[k][0], words[k][1]}}.template apply<T>(held + k * pairs);
       }
     }
   }
@@ -882,9 +882,6 @@ struct PackedRow {
   template <class Threads>
   __device__ bool begins_before_row(int k, const Threads& threads) const {
     return anywhere && k == 0 && threads.index == 0 && before > 0;
-  }
-  __device__ unsigned (&k_th(int k))[pairs] {
-    return *reinterpret_cast<unsigned(*)[pairs]>(held + k * pairs);
   }
   __device__ void keep(int k, const uint4& vector) {
     held[k * pairs] = vector.x;

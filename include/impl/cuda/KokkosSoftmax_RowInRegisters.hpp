@@ -245,7 +245,8 @@ struct SoftmaxOfPair {
 
 /// From the maximum of a row of 16 bits by address to its outputs. `logits`: what its values are, or what is
 /// made of them. `sum_of_exponentials(exponential, exact)`: FixedPointUnits of all, `exact` as a type.
-/// `store` is given what makes a pair of outputs of two values, `store_logsumexp` that.
+/// `store` is given what makes a pair of outputs of two values (SoftmaxOfPair also of their exponentials),
+/// `store_logsumexp` the logsumexp.
 template <class Problem, class Logits, class Sum, class Store, class StoreLogsumexp>
 __device__ __forceinline__ void addressed_row_result(Operation operation, int columns, float max_of_row,
                                                      const Logits& logits, const Sum& sum_of_exponentials,
