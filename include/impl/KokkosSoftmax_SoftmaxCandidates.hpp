@@ -17,6 +17,7 @@
 #include <impl/cuda/KokkosSoftmax_GridPipelinedRows.hpp>
 #include <impl/cuda/KokkosSoftmax_RowInRegisters.hpp>
 #include <impl/cuda/KokkosSoftmax_SplitRows.hpp>
+#include <impl/cuda/KokkosSoftmax_TiledLogits.hpp>
 #include <impl/cuda/KokkosSoftmax_TiledRows.hpp>
 #endif
 
@@ -25,8 +26,8 @@ namespace KokkosSoftmax::impl {
 /// Tuned first; the portable kernel that takes everything last. strided_rows and split_team_rows accept by
 /// layout and length alone (see their files), because they do not give the bits of team_rows.
 #if defined(KOKKOS_ENABLE_CUDA)
-using SoftmaxCandidates = CandidateList<TiledRows, WarpPerRow, BlockPerRow, SplitRows, GridPipelinedRows,
-                                        SimdRows, StridedRows, SplitTeamRows, TeamRows>;
+using SoftmaxCandidates = CandidateList<TiledRows, TiledLogits, WarpPerRow, BlockPerRow, SplitRows,
+                                        GridPipelinedRows, SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 #elif defined(KOKKOS_ENABLE_HPX)
 // SimdRows leans on launches that have ended when they return.
 using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;

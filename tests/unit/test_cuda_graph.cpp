@@ -155,6 +155,26 @@ TEST(CudaGraph, TheFattestChainOnAStridedView) {
   }
 }
 
+// An operand of all rows, which kernels bring once for several rows: of rows in tiles, and of others, one
+// after the other. Nothing but `reserve` has loaded their kernels.
+TEST(CudaGraph, OperandOfAllRows) {
+  const Accumulator acc(Scalar::bfloat16, Scalar::bfloat16);
+  const auto check = [&](std::int64_t rows, std::int64_t columns, std::int64_t padding,
+                         const char* expected) {
+    Case c;
+    c.extents = {rows, columns};
+    c.logits = random_values(Scalar::bfloat16, c.size());
+    c.in = reference::right(c.extents, padding);
+    c.out = c.in;
+    const Operand<bhalf_t, Exec> add({columns}, random_values(Scalar::bfloat16, columns, -2, 2, 42));
+    c.chain = {reference::bias(acc, add.at(c))};
+    captured<bhalf_t, 2>(c, Operation::softmax, "", ks::bias(add.view<1>()));
+    EXPECT_STREQ(ks::last_implementation(), expected);
+  };
+  check(40000, 65, 0, "tiled_logits");
+  check(150000, 33, 2, "warp_per_row");
+}
+
 // The call made once outside of a capture warms as reserve does.
 TEST(CudaGraph, WarmByACall) {
   const Stream stream;

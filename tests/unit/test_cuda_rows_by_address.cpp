@@ -10,6 +10,8 @@
 
 #include <cuda.h>
 
+#include <optional>
+
 namespace {
 
 using namespace tests;
@@ -27,6 +29,7 @@ struct Placement {
   Layout x, operand;
   Operation operation;
   std::int64_t turn;
+  bool in_tiles = false;  // all rows lie one behind the other, and so do those of the operand
 };
 
 // Each of the rows of a batch begins one element further behind a boundary; and those of the operand, against
@@ -50,6 +53,15 @@ Placement alike(std::int64_t columns, std::int64_t shift) {
           operations[(columns + shift / 3) % 3], shift};
 }
 
+// One behind the other.
+Placement in_tiles(std::int64_t columns, std::int64_t shift) {
+  const bool are_short = columns < 80;
+  const std::vector<std::int64_t> extents = {are_short ? 15 : 2, 9, columns};
+  return {reference::right(extents, 0, (columns + shift) % 8),
+          reference::right(extents, 0, (5 * shift + shift / 8) % 16), operations[(columns / 2 + shift) % 3],
+          shift, true};
+}
+
 template <class Use>
 void for_each_placement(const Use& use) {
   const auto traced = [&](const Placement& at) {
@@ -61,6 +73,7 @@ void for_each_placement(const Use& use) {
     for (std::int64_t turn = 0; turn < 3; ++turn)
       traced(at_all_boundaries(is_long ? 1 : 9, 8, columns, is_long ? (columns + 3 * turn) % 8 : 0, turn));
     for (std::int64_t shift = 0; shift <= 8; ++shift) traced(alike(columns, shift));
+    for (std::int64_t shift = 0; shift <= 8; ++shift) traced(in_tiles(columns, shift));
   }
   // More than 512 rows that fit a warp have one or a part of one each, their operands by way of shared
   // memory; fewer have several.
@@ -78,7 +91,7 @@ Case case_at(const Placement& at) {
   c.special_around = true;
   const std::int64_t columns = c.extents[2], way = (at.turn + columns) % 3;
   c.in_place = way == 1;
-  c.out = way == 0 ? at.x : reference::right(c.extents, 2, 6);
+  c.out = way == 0 ? at.x : reference::right(c.extents, at.in_tiles ? 0 : 2, 6 - at.turn % 2);
   c.logits = random_values(scalar_of<T>, c.size(), -5, 5);
   for (std::int64_t i = 0; i < c.size(); ++i) {
     const std::int64_t row = i / columns + at.turn, column = i % columns;
@@ -90,9 +103,14 @@ Case case_at(const Placement& at) {
   return c;
 }
 
+// With these few rows no one would choose tiles. Wide operands of long rows do not fit a block's shared
+// memory.
 template <class T, class... Transform>
 void run_at(const Placement& at, const Case& c, const Transform&... transform) {
   run_case<T, T, 3>(Exec(), at.operation, c, "", transform...);
+  const std::int64_t columns = c.extents[2];
+  if (!at.in_tiles || columns < 16 || columns > 8191 || columns % 8 == 0) return;
+  EXPECT_TRUE((run_case<T, T, 3>(Exec(), at.operation, c, "tiled_logits", transform...)));
 }
 
 // A mask that keeps nothing of some rows.
@@ -145,7 +163,7 @@ TEST(CudaRowsByAddress, Mask) {
     make_special(c.logits, nullptr, [&](std::int64_t i) { return flags[static_cast<std::size_t>(i)] == 0; });
     const Operand<bool, Exec> keep(at.operand, flags);
     c.chain = {mask_of(keep, c)};
-    run_at<bhalf_t>(at, c, ks::mask(keep.view<3>()));
+    run_case<bhalf_t, bhalf_t, 3>(Exec(), at.operation, c, "", ks::mask(keep.view<3>()));
   });
 }
 
@@ -195,6 +213,42 @@ TEST(CudaRowsByAddress, HalfWithOperandsOfOtherTypes) {
     c.chain = {reference::scale(single, times.at(c)), reference::bias(single, add.at(c)), mask_of(keep, c)};
     run_at<half_t>(at, c, ks::scale(times.view<3>()) | ks::bias(add.view<3>()) | ks::mask(keep.view<3>()));
   });
+}
+
+// Operands of all rows beside others, and statistics of each column.
+TEST(CudaRowsByAddress, OperandsOfAllRows) {
+  for (const auto columns : lengths) {
+    for (std::int64_t shift = 0; shift <= 8; ++shift) {
+      const Placement at = in_tiles(columns, shift);
+      SCOPED_TRACE("x at " + std::to_string(at.x.offset));
+      auto c = case_at<bhalf_t>(at);
+      const std::vector<std::int64_t> of_all = {1, 1, columns};
+      const Layout all = reference::right(of_all, 0, shift);
+      const auto flags = random_flags(columns);
+      make_special(c.logits, nullptr,
+                   [&](std::int64_t i) { return flags[static_cast<std::size_t>(i % columns)] == 0; });
+      const Operand<bool, Exec> keep(all, flags);
+      const Operand<bhalf_t, Exec> add(all, random_values(Scalar::bfloat16, columns, -4, 4, 31));
+      const Operand<float, Exec> add_float(all, random_values(Scalar::float32, columns, -4, 4, 32));
+      const Operand<bhalf_t, Exec> times(at.operand, random_values(Scalar::bfloat16, c.size(), -2, 2, 33));
+      const auto run = [&](const auto& transform) { run_at<bhalf_t>(at, c, transform); };
+      c.chain = {mask_of(keep, c), reference::bias(single, add.at(c))};
+      run(ks::mask(keep.view<3>()) | ks::bias(add.view<3>()));
+      c.chain = {reference::bias(single, add_float.at(c)), reference::scale(single, times.at(c)),
+                 mask_of(keep, c)};
+      run(ks::bias(add_float.view<3>()) | ks::scale(times.view<3>()) | ks::mask(keep.view<3>()));
+      const Statistics of(columns);
+      const auto column = [&](const std::vector<double>& values) {
+        return Operand<float, Exec>({columns}, values);
+      };
+      const auto mean = column(of.mean), variance = column(of.variance), gamma = column(of.gamma),
+                 beta = column(of.beta);
+      c.chain = {mask_of(keep, c),
+                 reference::batch_norm(single, of.mean, of.variance, of.gamma, of.beta, 1e-5)};
+      run(ks::mask(keep.view<3>()) |
+          ks::batch_norm(mean.view<1>(), variance.view<1>(), gamma.view<1>(), beta.view<1>(), 1e-5));
+    }
+  }
 }
 
 // Whether a functor is asked for what is there alone.
@@ -290,7 +344,8 @@ TEST(CudaRowsByAddress, BroadcastAndStridedOperands) {
 
 // The bytes of the results of all operations with some transforms, a string each.
 std::vector<std::string> results(const Buffer<Exec>& x, const Operand<bhalf_t, Exec>& add,
-                                 const Operand<bool, Exec>& keep, std::int64_t end, std::int64_t y_offset) {
+                                 const Operand<bool, Exec>& keep, std::int64_t end, std::int64_t y_offset,
+                                 const char* implementation = "") {
   std::vector<std::string> bytes;
   const auto rows = x.layout().extents[0];
   const auto run = [&](Operation operation, const auto& transform) {
@@ -313,8 +368,10 @@ std::vector<std::string> results(const Buffer<Exec>& x, const Operand<bhalf_t, E
                        static_cast<std::size_t>(2 * layout.size()));
   };
   for (const auto operation : operations) {
-    run(operation, ks::bias(add.view<2>()));
     run(operation, ks::mask(keep.view<2>()));
+    std::optional<ks::ScopedImplementation> forced;
+    if (*implementation) forced.emplace(implementation);
+    run(operation, ks::bias(add.view<2>()));
     run(operation, ks::scale(-0.3) | ks::bias(add.view<2>()) | ks::mask(keep.view<2>()) | ks::causal(end));
     run(operation, ks::gelu());
   }
@@ -333,6 +390,16 @@ TEST(CudaRowsByAddress, RowsGiveTheSameBitsAloneAndBesideOthers) {
     const auto all = results(Buffer<Exec>(Scalar::bfloat16, reference::right(extents), &logits, true),
                              {reference::right(extents, 3, 5), values},
                              {reference::right(extents, 1, 2), flags}, columns / 2, 0);
+    if (columns >= 16 && columns % 8 != 0) {
+      for (const std::int64_t offset : {0, 1, 3}) {
+        const auto in_tiles = results(
+            Buffer<Exec>(Scalar::bfloat16, reference::right(extents, 0, offset), &logits, true),
+            {reference::right(extents, 0, 5 * offset), values},
+            {reference::right(extents, 0, 7 * offset), flags}, columns / 2, offset / 2, "tiled_logits");
+        for (std::size_t i = 0; i < all.size(); ++i)
+          EXPECT_TRUE(in_tiles[i] == all[i]) << "result " << i << " in tiles, " << columns << " columns";
+      }
+    }
     for (const auto row : std::initializer_list<std::int64_t>{0, 1, 2, 3, 5, 6, rows - 1}) {
       const auto of_row = [&](const std::vector<double>& of_all) {
         return std::vector<double>(of_all.begin() + row * columns, of_all.begin() + (row + 1) * columns);
@@ -529,6 +596,12 @@ TEST(CudaRowsByAddress, ReadsNothingBesideAllocations) {
         ks::softmax(exec, x, y,
                     ks::scale(0.5) | ks::bias(add) | ks::mask(keep) | ks::causal(columns - 1 - other));
         ks::softmax(exec, x, y, ks::gelu());
+        if (columns < 16 || columns % 8 == 0) continue;
+        const ks::ScopedImplementation forced("tiled_logits");
+        const auto add_to_all = Kokkos::subview(add, rows - 1, Kokkos::ALL);
+        ks::softmax(exec, x, y, ks::bias(add) | ks::bias(add_to_all));
+        ks::softmax(exec, x, y,
+                    ks::scale(0.5) | ks::bias(add) | ks::mask(keep) | ks::causal(columns - 1 - other));
       }
       exec.fence();
     }

@@ -95,6 +95,16 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t to, const void* from) 
 #endif
 }
 
+/// cp.async.ca.shared.global (ibidem), likewise, by way of L1.
+__device__ __forceinline__ void cp_async_16_by_l1(std::uint32_t to, const void* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from))
+               : "memory");
+#elif defined(__CUDA_ARCH__)
+  cp_async_16(to, from);
+#endif
+}
+
 /// prmt.b32 ("Data Movement and Conversion Instructions: prmt"), whose selectors may ask for a byte's first
 /// bit eight times, which __byte_perm's do not.
 __device__ __forceinline__ unsigned prmt(unsigned a, unsigned b, unsigned selectors) {
@@ -109,6 +119,21 @@ __device__ __forceinline__ unsigned prmt(unsigned a, unsigned b, unsigned select
 __device__ __forceinline__ void cp_async_wait_all() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+/// cp.async.commit_group: those of the thread since the last one.
+__device__ __forceinline__ void cp_async_commit_group() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/// cp.async.wait_group: until all of the thread's groups but the last `but` are there.
+template <int but>
+__device__ __forceinline__ void cp_async_wait_group() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(but) : "memory");
 #endif
 }
 

@@ -910,6 +910,7 @@ struct LogitsByAddress {
   using Packed = PackedRow<T, vectors_, true, may_drop_end>;
   static constexpr bool by_address = true;
   static constexpr int vectors = vectors_;
+  static constexpr unsigned first_units = 0;  ///< see FixedPointUnits
   static constexpr int width = Packed::width, store_bytes = Packed::store_bytes;
   KOKKOS_FORCEINLINE_FUNCTION static constexpr int image_bytes(int threads) {
     return Packed::image_bytes(threads);

@@ -395,19 +395,29 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
       finish);
 }
 
-/// Likewise of logits by address, which `load` brings.
-template <class Problem, class T, int vectors, bool may_drop_end, bool looks, class Threads, class Reduce,
-          class Load, class Store>
-__device__ __forceinline__ void softmax_in_registers(LogitsByAddress<T, vectors, may_drop_end, looks>& row,
-                                                     const Threads& threads, const Problem& problem,
+/// Rows of logits whose sums are exact.
+template <class Row>
+concept holds_exact_logits = requires {
+  Row::first_units;
+};
+
+/// Likewise of these, which `load` brings.
+template <class Problem, holds_exact_logits Row, class Threads, class Reduce, class Load, class Store>
+__device__ __forceinline__ void softmax_in_registers(Row& row, const Threads& threads, const Problem& problem,
                                                      typename Problem::Out* lse, bool writes_lse,
                                                      const Reduce& reduce, const Load& load,
                                                      const Store& store) {
-  constexpr int width = LogitsByAddress<T, vectors, may_drop_end, looks>::width;
+  constexpr int vectors = Row::vectors, width = Row::width;
   const auto larger = [](float a, float b) { return maximum_or_nan(a, b); };
-  load(true);
-  const float max_of_row =
-      reduce.max(fold_held<vectors>(row.held, larger, [&](int k) { return row.skips(k, threads); }));
+  float max_of_row;
+#pragma unroll 1
+  for (bool looks = false;; looks = true) {
+    const bool looked = load(looks);
+    max_of_row =
+        reduce.max(fold_held<vectors>(row.held, larger, [&](int k) { return row.skips(k, threads); }));
+    if (looked || __all_sync(0xffffffffu, max_of_row == max_of_row)) break;
+    threads.synchronize();
+  }
   const ExponentialBelow<float> below(subtracted_maximum(max_of_row));
   const HeldLogits logits{below.subtracts_first()};
   if (logits.max_is_subtracted) {
@@ -416,7 +426,7 @@ __device__ __forceinline__ void softmax_in_registers(LogitsByAddress<T, vectors,
   }
   const bool are_needed = problem.operation == Operation::log_softmax;
   const auto sum = [&](auto of_logarithm, const auto& term) {
-    FixedPointUnits units{0, 0};
+    FixedPointUnits units{Row::first_units, 0};
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       if (row.skips(k, threads)) break;
@@ -427,7 +437,7 @@ __device__ __forceinline__ void softmax_in_registers(LogitsByAddress<T, vectors,
     return reduce.template sum_of_units<decltype(of_logarithm)::value>(units);
   };
   addressed_row_result<Problem>(
-      problem.operation, row.packed.columns, max_of_row, logits,
+      problem.operation, static_cast<int>(problem.geometry.columns), max_of_row, logits,
       [&](const HeldLogits::Exponential& of_exponential, auto of_logarithm) {
         if constexpr (decltype(of_logarithm)::value) {
           if (are_needed) return sum(of_logarithm, [&](float value) { return below(value); });
@@ -624,6 +634,7 @@ __device__ __forceinline__ auto load_row(const Problem& problem, const RowGeomet
     row.load(problem.x + where.x_offset, g.last_x_offset() - where.x_offset, static_cast<int>(g.columns),
              static_cast<int>(end_of_kept(transform, g.columns)), threads,
              prepared_stage<typename Problem::Acc>(transform, 0));
+    return true;
   } else {
     return row.load(problem.x + where.x_offset, static_cast<int>(g.columns), threads,
                     problem.transform.at_row(where.index), looks);
@@ -890,7 +901,10 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
     const auto with = [&](const auto& reduce) {
       softmax_in_registers(
           row, threads, problem, y, exists && threads.rank() == 0, reduce,
-          [&](bool) { row.transform_staged(end, threads, transform); },
+          [&](bool) {
+            row.transform_staged(end, threads, transform);
+            return true;
+          },
           [&](const auto& output) { store_row(problem, where, position, row, threads, output); });
     };
     if constexpr (group != 0) {
