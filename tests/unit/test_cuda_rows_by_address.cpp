@@ -18,9 +18,10 @@ using namespace tests;
 using Exec = Kokkos::Cuda;
 
 // Of parts of a warp, of a warp or several, of a block; around whole vectors and what each of them holds.
-const std::int64_t lengths[] = {1,    2,    7,    8,    9,    15,   17,    33,    63,    64,   65,   96,
-                                97,   129,  255,  257,  513,  577,  640,   641,   1000,  1017, 1018, 1024,
-                                1025, 1273, 2047, 2048, 4097, 8191, 10240, 10241, 16377, 16384};
+const std::int64_t lengths[] = {1,    2,    7,    8,    9,    15,    16,    17,    32,   33,   48,
+                                63,   64,   65,   96,   97,   128,   129,   160,   248,  255,  257,
+                                384,  512,  513,  577,  640,  641,   1000,  1017,  1018, 1024, 1025,
+                                1273, 2047, 2048, 4097, 8191, 10240, 10241, 16377, 16384};
 
 const Accumulator single(Scalar::bfloat16, Scalar::bfloat16);
 
@@ -380,7 +381,8 @@ std::vector<std::string> results(const Buffer<Exec>& x, const Operand<bhalf_t, E
 
 // Whatever rows are beside it, and wherever it and its operands lie.
 TEST(CudaRowsByAddress, RowsGiveTheSameBitsAloneAndBesideOthers) {
-  for (const std::int64_t columns : {9, 33, 64, 129, 577, 640, 1018, 1273, 2048, 4097, 8191, 16384}) {
+  for (const std::int64_t columns :
+       {9, 32, 33, 48, 64, 96, 129, 256, 577, 640, 1018, 1273, 2048, 4097, 8191, 16384}) {
     const std::int64_t rows = columns <= 2048 ? 520 : 18;  // a warp for a row, and warps for it alone
     const std::vector<std::int64_t> extents = {rows, columns};
     auto logits = random_values(Scalar::bfloat16, rows * columns, -5, 5);

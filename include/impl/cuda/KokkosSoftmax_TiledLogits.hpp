@@ -182,14 +182,15 @@ __device__ __forceinline__ void store_from_shared(Out* y, int elements, const Ou
   }
 }
 
+/// Pairs that each lane has at least, and a multiple of two more: asked for where they begin alone.
+inline constexpr int least_pairs_of_lane = 9;
+
 /// The logits of a lane: pairs of words of 16-bit elements in shared memory.
 template <class T, int pairs_>
 struct LogitsOfTile {
   static constexpr int vectors = pairs_, width = 2;
   /// So that the sum of an odd number of pairs begins with 0.
   static constexpr unsigned first_units = 0x80000000u;
-  /// Pairs that each lane has at least, and a multiple of two more: asked for where they begin alone.
-  static constexpr int least_pairs = 9;
   float held[vectors * width];
   int steps;        ///< of the pairs, an odd number
   int first;        ///< column of the first element; of a row's first pair it may be -1
@@ -197,7 +198,7 @@ struct LogitsOfTile {
 
   template <class Threads>
   __device__ bool skips(int k, const Threads&) const {
-    return k >= least_pairs && (k - least_pairs) % 2 == 0 && k >= steps;
+    return k >= least_pairs_of_lane && (k - least_pairs_of_lane) % 2 == 0 && k >= steps;
   }
 
   /// Puts -inf behind the row, before `end`, and gives its first word without what lies before the row. By
@@ -216,8 +217,7 @@ struct LogitsOfTile {
     return first_word;
   }
 
-  /// Brings the logits of the columns before `end`. `pairs_of`(k): the transform with its operands for pair
-  /// k.
+  /// Brings the logits of the columns before `end`. `pairs_of`(k): the transform with operands for pair k.
   template <bool looks, class Threads, class PairsOf>
   __device__ void load(unsigned first_word, int end, int columns, const Threads& threads,
                        const PairsOf& pairs_of) {
@@ -514,7 +514,7 @@ struct TiledLogits {
  private:
   static constexpr int shortest = 16;  ///< more than a vector of an operand of bytes
   /// Of a lane: rows a little longer than a power of two fill them.
-  static constexpr int pairs = 17, least_pairs = 9, most_warps = 4, most_turns = 4;
+  static constexpr int pairs = 17, most_warps = 4, most_turns = 4;
 
   template <class Problem, class Use>
   static void visit_operands(const Problem& problem, const Use& use) {
@@ -540,7 +540,7 @@ struct TiledLogits {
         lanes = 0;
         threads = lanes_of_row = ((words + pairs - 1) / pairs + 31) / 32 * 32;
       }
-      call.steps = std::max((words + lanes_of_row - 1) / lanes_of_row | 1, least_pairs);
+      call.steps = std::max((words + lanes_of_row - 1) / lanes_of_row | 1, least_pairs_of_lane);
       const int rows_of_tile = lanes == 0 ? 1 : 32 / lanes;
       // Lanes read whole words, beyond the row's, and half of another one.
       const auto bytes_of = [&](int rows, int size) {

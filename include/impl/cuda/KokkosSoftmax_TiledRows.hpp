@@ -452,9 +452,13 @@ struct TiledRows {
     // this kernel and those with rows in registers: 33 columns and 2 elements between them 0.55 and 0.28, 65
     // and 2 0.73 and 0.44, 129 and 2 0.81 and 0.62, 257 and 6 0.85 and 0.67; 64 and 8 0.70 and 0.62, 1000 and
     // 8 0.94 and 0.92, but 64 and 32, whole sectors, 0.82 and 0.90.)
+    // (One behind the other, 256 MB, likewise: softmax 24 columns 0.91 and 0.56, 40 0.99 and 0.84, 72 0.98
+    // and 0.79, 112 0.98 and 0.94, from 160 on 0.97 and 1.00; with a factor 24 0.82 and 0.46, 32 0.89 and
+    // 0.60, 40 0.97 and 0.74, 96 0.96 and 0.88, 160 0.98 and 1.01, 64, which fill registers, 0.93 and 0.95;
+    // with a causal mask 32 0.89 and 0.53, 64 0.94 and 0.91, 96 0.96 and 0.87.)
     const bool whole_sectors = columns % 16 == 0 && RowAlignment::of(problem).y % 32 == 0;
     if (!lies_anywhere(problem) && problem.operation != Operation::logsumexp &&
-        (stride(problem) == columns || whole_sectors || columns > 1024))
+        (stride(problem) == columns ? fills_registers(problem) : whole_sectors || columns > 1024))
       return "the rows are whole vectors";
     // (One H200, bfloat16, microseconds in a CUDA graph, this kernel and those with rows in registers: 2^16
     // elements of 17 columns 1.99 and 2.05; 65 columns 2^21 elements 5.02 and 4.83, 2^22 6.87 and 7.22; 129
@@ -540,6 +544,14 @@ struct TiledRows {
     };
     if (is_identity && problem.operation == Operation::softmax) return is_in(lengths_of_softmax);
     return is_one_step ? is_in(lengths_of_one_step) : is_in(lengths_of_others);
+  }
+
+  /// Rows of whole vectors that those kernels are faster with.
+  template <class Problem>
+  static bool fills_registers(const Problem& problem) {
+    const index_type columns = problem.geometry.columns;
+    return columns > 144 || columns == 128 ||
+           (columns == 64 && !knows_end_of_kept<typename Problem::Transform::Row>);
   }
 
   template <class Problem>
