@@ -111,11 +111,23 @@ struct TiledLogitsCall {
     bool is_of_all;
   };
   Operand operand[most_operands] = {};
+
+  /// Calls use(operand, pointer) with those of a row object, and a pointer of the type of their values.
+  template <class TransformRow, class Use>
+  __device__ __forceinline__ void for_each_operand(const TransformRow& row, const Use& use) const {
+    int i = 0;
+    map_operands(row, [&](const auto& of_row) {
+      use(operand[i], static_cast<decltype(of_row.data)>(operand[i].data));
+      ++i;
+      return of_row;
+    });
+  }
 };
 
 /// Copies so many elements to shared memory, where they begin as far behind a boundary of 16 bytes as in
-/// memory, and where they are after cp_async_wait_all and a barrier. Whole vectors at their begin: before
-/// them lies their allocation, which begins at a boundary; at their end, if that `may_read_behind`.
+/// memory, and where they are after a wait for the thread's asynchronous copies and a barrier. Whole vectors
+/// at their begin: before them lies their allocation, which begins at a boundary; at their end, if that
+/// `may_read_behind`.
 template <bool by_l1, class T>
 __device__ __forceinline__ void copy_to_shared(const T* from, int elements, bool may_read_behind, char* to,
                                                int rank, int size) {
@@ -300,10 +312,8 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
   index_type offset = first_row * columns;
   if constexpr (operands_of<Transform> != 0) {
     // What is read around an operand is 0: NaN would be asked for again.
-    int i = 0;
-    map_operands(problem.transform.at_row(0), [&](const auto& of_row) {
-      constexpr int bytes = sizeof(*of_row.data);
-      const auto& operand = call.operand[i++];
+    call.for_each_operand(problem.transform.at_row(0), [&](const auto& operand, const auto* data) {
+      constexpr int bytes = sizeof(*data);
       const int first = operand.at + (operand.is_of_all ? 1 : rows_of_tile) * columns * bytes / 16 * 16;
       for (int tile = 0; tile <= (operand.is_of_all ? 0 : ahead); ++tile) {
         char* const begin = operand.is_of_all ? shared_of_tiles : own + tile * call.tile_bytes;
@@ -311,17 +321,11 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
           *reinterpret_cast<uint4*>(begin + at) = uint4{0, 0, 0, 0};
         if (rank == 0) *reinterpret_cast<uint4*>(begin + operand.at - 16) = uint4{0, 0, 0, 0};
       }
-      return of_row;
     });
     __syncthreads();
-    i = 0;
-    map_operands(problem.transform.at_row(0), [&](const auto& of_row) {
-      using T = std::remove_cvref_t<decltype(*of_row.data)>;
-      const auto& operand = call.operand[i++];
+    call.for_each_operand(problem.transform.at_row(0), [&](const auto& operand, const auto* data) {
       if (operand.is_of_all)
-        copy_to_shared<true>(static_cast<const T*>(operand.data), columns, false,
-                             shared_of_tiles + operand.at, thread, threads_of_block);
-      return of_row;
+        copy_to_shared<true>(data, columns, false, shared_of_tiles + operand.at, thread, threads_of_block);
     });
   }
 #pragma unroll 1
@@ -334,14 +338,9 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
           (min(rows_left, rows_of_tile) - 1) * columns +
           (rows_of_tile == 1 ? static_cast<int>(end_of_kept(of_first_row, columns)) : columns);
       copy_to_shared<false>(problem.x + offset, elements, more_rows, tile, rank, size);
-      int i = 0;
-      map_operands(of_first_row, [&](const auto& of_row) {
-        using T = std::remove_cvref_t<decltype(*of_row.data)>;
-        const auto& operand = call.operand[i++];
+      call.for_each_operand(of_first_row, [&](const auto& operand, const auto* data) {
         if (!operand.is_of_all)
-          copy_to_shared<false>(static_cast<const T*>(operand.data) + offset, elements, more_rows,
-                                tile + operand.at, rank, size);
-        return of_row;
+          copy_to_shared<false>(data + offset, elements, more_rows, tile + operand.at, rank, size);
       });
     }
     cp_async_commit_group();
@@ -472,17 +471,13 @@ struct TiledLogits {
     // 1001 4.98 and 5.03, of 2047 5.37 and 5.34.)
     if (problem.geometry.rows * columns < index_type(1) << (columns <= 640 ? 19 : 21))
       return "there are too few rows for as many in each warp";
-    bool has_operands_of_all = false;
-    visit_operands(problem, [&](const auto& operand) {
-      has_operands_of_all = has_operands_of_all || operand.row_offset.is_none();
-    });
     // (256 MB of bfloat16 on one H200, fraction of a copy, this kernel and those: with a bias for all rows
     // 0.72 to 0.92 at any length, and 0.32 to 0.81; with GELU 385 columns 0.66 and 0.51, 701 0.65 and 0.66,
     // 1001 0.71 and 0.74, 1273 0.56, 1601 0.64 and 0.54, 2047 0.66 and 0.61, 2601 0.61 and 0.65, 6001 0.63
     // and 0.77; with a factor, a bias, a mask and a causal mask 385 0.88 and 0.74, 701 0.84 and 0.88, 1001
     // 0.94 and 0.95, 1273 0.73, 1601 0.85 and 0.79, 2047 0.92 and 0.91, 2601 0.83 and 0.96, 6001 0.86 and
     // 0.95.)
-    if (!has_operands_of_all && columns > 640 && (columns <= 1400 || columns > 2080))
+    if (!has_operands_of_all(problem) && columns > 640 && (columns <= 1400 || columns > 2080))
       return "rows of this length stay in registers as fast";
     return {};
   }
@@ -521,6 +516,13 @@ struct TiledLogits {
     if constexpr (operands_of<typename Problem::Transform> != 0) problem.transform.visit_operands(use);
   }
 
+  template <class Problem>
+  static bool has_operands_of_all(const Problem& problem) {
+    bool has = false;
+    visit_operands(problem, [&](const auto& operand) { has = has || operand.row_offset.is_none(); });
+    return has;
+  }
+
   /// How rows are spread over lanes and shared memory.
   template <class Problem>
   struct Plan {
@@ -531,6 +533,7 @@ struct TiledLogits {
     index_type blocks;
 
     Plan(const cudaDeviceProp& device, const Problem& problem) : call{problem, 0, 1, 0, 0} {
+      call.has_operands_of_all = TiledLogits::has_operands_of_all(problem);
       const auto columns = static_cast<int>(problem.geometry.columns);
       const int words = columns / 2 + 1;  // wherever a row begins
       while (lanes <= 32 && words > pairs * lanes) lanes *= 2;
@@ -557,7 +560,6 @@ struct TiledLogits {
             end = at + bytes_of(is_of_all ? 1 : rows_of_tile, sizeof(T));
             call.operand[i] = {operand.data, at, end, is_of_all};
           }
-          call.has_operands_of_all = call.has_operands_of_all || is_of_all;
           ++i;
         });
       };
