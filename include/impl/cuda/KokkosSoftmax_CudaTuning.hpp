@@ -95,16 +95,22 @@ struct ReductionPlan {
     // No more results than a warp asks for at once. (One H200, 1.05 to 1.17 M columns of float 0.945 of a
     // copy, in 129 to 143 slices 0.915; but with a bias as large as x 0.88 and 1.00, with one for all rows
     // 0.71 and 0.82, 2.3 M of bfloat16 0.88 and 0.91.)
-    if (parks && wanted > slices_at_once && slices_of(largest_slice_bytes) <= slices_at_once)
-      wanted = slices_at_once;
-    // Slices of one length: a short last one would hold a slot that is mostly empty. Where slices of the
-    // usual length fill, they have that: a whole number of parts, read as whole ones. (One H200, fractions of
-    // a copy, all of one length and so: bfloat16 80001 columns 0.95 and 0.96, with a factor 0.78 and 0.86,
-    // 393217 0.94 and 0.96, with a factor 0.81 and 0.92, with a mask 0.81 and 0.88, logsumexp of it 0.83 and
-    // 0.97; float 128256 0.957 and 0.964, with a mask 0.953 and 0.965.)
-    const bool is_usual = usual == usual_slice_bytes && wanted == slices_of(usual) && fills;
+    const bool as_many_as_asked_for =
+        parks && wanted > slices_at_once && slices_of(largest_slice_bytes) <= slices_at_once;
+    if (as_many_as_asked_for) wanted = slices_at_once;
+    // Slices of one length: a short last one would hold a slot that is mostly empty. But, in slices of the
+    // usual length or larger ones, a whole number of parts, read as whole ones: what is left for the last one
+    // is less of a loss than a part of which each slice has a little. (One H200, fractions of a copy, all of
+    // one length and so: bfloat16 80001 columns 0.95 and 0.96, with a factor 0.78 and 0.86, 393217 0.94 and
+    // 0.96, with a factor 0.81 and 0.92, with a mask 0.81 and 0.88, logsumexp of it 0.83 and 0.97; float
+    // 128256 0.957 and 0.964, with a mask 0.953 and 0.965. Of the larger ones bfloat16 50257 columns with a
+    // factor 0.92 and 0.94, a temperature 0.75 and 0.79, a bias for all rows 0.61 and 0.65, 131073 columns
+    // with a temperature 0.72 and 0.78; but with a mask, beside whose operands fewer slots fit then, by runs
+    // apart 0.86 to 0.89 and 0.84.)
+    const auto up_to_multiple = [](index_type of, index_type unit) { return (of + unit - 1) / unit * unit; };
+    const index_type unit = usual == usual_slice_bytes && !as_many_as_asked_for ? part_bytes / size : line;
     const index_type length =
-        is_usual ? usual / size : ((columns + wanted - 1) / wanted + line - 1) / line * line;
+        std::min(up_to_multiple((columns + wanted - 1) / wanted, unit), up_to_multiple(columns, line));
     const index_type slices = (columns + length - 1) / length;
     return {slices, static_cast<int>(length), columns * size > largest_row_bytes_held(parks),
             runs_of(slices, columns * size, parks)};
