@@ -23,6 +23,11 @@ using index_type = std::int64_t;
 
 namespace impl {
 
+/// Of a that is not negative.
+KOKKOS_FORCEINLINE_FUNCTION constexpr index_type ceil_div(index_type a, index_type b) {
+  return (a + b - 1) / b;
+}
+
 template <class To, class From>
 KOKKOS_FORCEINLINE_FUNCTION To bits_as(const From& from) {
   static_assert(sizeof(To) == sizeof(From));

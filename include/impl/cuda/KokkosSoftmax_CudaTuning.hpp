@@ -87,7 +87,7 @@ struct ReductionPlan {
   template <class In>
   static constexpr ReductionPlan of(index_type columns, bool parks) {
     constexpr index_type size = sizeof(In), line = 128 / size;
-    const auto slices_of = [&](index_type bytes) { return (columns * size + bytes - 1) / bytes; };
+    const auto slices_of = [&](index_type bytes) { return ceil_div(columns * size, bytes); };
     // Larger ones where the usual ones would be far from full: a row a little longer than so many of these.
     const index_type usual = slice_bytes_of(columns * size, parks);
     const bool fills = columns * size * 16 >= slices_of(usual) * usual * 15;
@@ -106,12 +106,11 @@ struct ReductionPlan {
     // 128256 0.957 and 0.964, with a mask 0.953 and 0.965. Of the larger ones bfloat16 50257 columns with a
     // factor 0.92 and 0.94, a temperature 0.75 and 0.79, a bias for all rows 0.61 and 0.65, 131073 columns
     // with a temperature 0.72 and 0.78; but with a mask, beside whose operands fewer slots fit then, by runs
-    // apart 0.86 to 0.89 and 0.84.)
-    const auto up_to_multiple = [](index_type of, index_type unit) { return (of + unit - 1) / unit * unit; };
+    // apart 0.86 to 0.89 and 0.84. A slice alone is no longer than its row, nor is its slot.)
     const index_type unit = usual == usual_slice_bytes && !as_many_as_asked_for ? part_bytes / size : line;
     const index_type length =
-        std::min(up_to_multiple((columns + wanted - 1) / wanted, unit), up_to_multiple(columns, line));
-    const index_type slices = (columns + length - 1) / length;
+        std::min(ceil_div(ceil_div(columns, wanted), unit) * unit, ceil_div(columns, line) * line);
+    const index_type slices = ceil_div(columns, length);
     return {slices, static_cast<int>(length), columns * size > largest_row_bytes_held(parks),
             runs_of(slices, columns * size, parks)};
   }

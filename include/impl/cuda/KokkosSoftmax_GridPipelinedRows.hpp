@@ -1134,8 +1134,8 @@ struct GridPipelinedBlock {
     // rows that begin at odd elements take loops of their own in turn with the others, and then the producer
     // and the collector, one warp each, wait for theirs. (One H200, fractions of a copy, two and one:
     // bfloat16 131073 columns with a factor 0.82 and 0.89, a temperature 0.60 and 0.72, a bias for all rows
-    // 0.56 and 0.61, a mask 0.79 and 0.83, a mask for all rows 0.67 and 0.70; 131072 columns 0.96, 0.89 and
-    // 0.90, 0.75, 0.95, 0.81 and 0.84.)
+    // 0.56 and 0.61, and, its slices whole parts, a mask 0.79 and 0.83, a mask for all rows 0.67 and 0.70;
+    // 131072 columns 0.96, 0.89 and 0.90, 0.75, 0.95, 0.81 and 0.84.)
     const auto in_parts_of = [&]<class SomePart>(std::type_identity<SomePart>, const auto& transform_row,
                                                  bool looks_for_minus_infinity, const auto& use) {
       constexpr bool is_identity = std::is_same_v<decltype(transform_row), const BoundIdentity::Row&>;

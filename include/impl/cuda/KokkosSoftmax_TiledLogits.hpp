@@ -565,7 +565,7 @@ struct TiledLogits {
       };
       place(false, call.tile_bytes);
       const int together = lanes == 0 ? 1 : most_warps;
-      const index_type tiles = (problem.geometry.rows + rows_of_tile - 1) / rows_of_tile;
+      const index_type tiles = ceil_div(problem.geometry.rows, rows_of_tile);
       // Not so many that there are fewer blocks than run at once. (Without such operands, softmax of bfloat16
       // on one H200, fraction of a copy with 1 and 4: a bias as large as x 33 columns 1.00 and 0.95, 2047
       // 0.97 and 0.94, 8191 0.97 and 0.92; with a bias for all rows 257 columns 0.81 and 0.91, 2047 0.79 and
@@ -588,7 +588,7 @@ struct TiledLogits {
       };
       call.ahead = call.turns > 1 && fits(bytes_with(1)) ? 1 : 0;
       bytes = bytes_with(call.ahead);
-      blocks = (tiles + together * call.turns - 1) / (together * call.turns);
+      blocks = ceil_div(tiles, together * call.turns);
     }
   };
 

@@ -14,10 +14,6 @@
 
 namespace KokkosSoftmax::impl {
 
-KOKKOS_FORCEINLINE_FUNCTION constexpr index_type ceil_div(index_type a, index_type b) {
-  return (a + b - 1) / b;
-}
-
 template <class Acc>
 KOKKOS_FORCEINLINE_FUNCTION Acc larger(Acc a, Acc b) {
   return a > b ? a : b;  // NaN in `a` is passed over: the sum carries it
