@@ -20,7 +20,8 @@ import sys
 import KokkosSoftmax_PyTorchPeer as peer
 
 TOLERANCE = {"float": 2e-5, "double": 1e-12, "half": 2e-3, "bfloat16": 1e-2}
-TRANSFORMS = ("none", "scale", "causal", "scale_causal", "mask", "mask_row", "scale_mask", "bias", "bias_row", "temperature")
+TRANSFORMS = ("none", "scale", "causal", "scale_causal", "mask", "mask_row", "scale_mask", "bias", "bias_row")
+TRANSFORMS += ("temperature", "temperature_mask")
 
 
 class TransformedCase(peer.Case):

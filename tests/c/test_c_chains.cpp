@@ -182,6 +182,25 @@ TYPED_TEST(CChains, SameBitsOfDroppedLogits) {
   }
 }
 
+// In either order: what a mask drops stays dropped.
+template <class Exec, class T>
+void same_bits_of_temperature_and_mask() {
+  for (const int columns : {1, 37, 1003, 20000, 70001}) {
+    Operands<Exec, T> o(columns);
+    const auto temperature = step_of(KOKKOSSOFTMAX_TEMPERATURE, {&o.c_temperature}),
+               mask = step_of(KOKKOSSOFTMAX_MASK, {&o.c_mask});
+    same_bits<Exec, T>("temperature and mask", o, ks::temperature(o.temperature) | ks::mask(o.mask),
+                       {temperature, mask});
+    same_bits<Exec, T>("mask and temperature", o, ks::mask(o.mask) | ks::temperature(o.temperature),
+                       {mask, temperature});
+  }
+}
+
+TYPED_TEST(CChains, SameBitsOfTemperatureAndMask) {
+  same_bits_of_temperature_and_mask<TypeParam, float>();
+  same_bits_of_temperature_and_mask<TypeParam, ks::bhalf_t>();
+}
+
 // Of logits whose rounded maximum is as good, and of larger ones.
 TYPED_TEST(CChains, SameBitsOfBias) {
   using Exec = TypeParam;
