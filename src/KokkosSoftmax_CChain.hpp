@@ -165,6 +165,7 @@ struct BoundAnyChain {
   }
 
   struct Row {
+    static constexpr bool takes_distant_columns = true;  ///< see apply_to_columns
     const BoundAnyChain* chain;
     index_type
         at[max_steps];  ///< of a step's operand, the row's offset; of causal, the last column that is kept
@@ -191,22 +192,19 @@ struct BoundAnyChain {
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
                                                          index_type first) const {
       constexpr int lanes = width < 8 ? width : 8;
-      for (int begin = 0; begin < width; begin += lanes) {
-        Lanes<Acc, lanes> l;
-        l.kept = 0;
-        for (int i = 0; i < lanes; ++i) {
-          l.value[i] = value[begin + i];
-          l.kept |= static_cast<std::uint32_t>(kept[begin + i]) << i;
-        }
-        l = transformed(l, first + begin);
-        for (int i = 0; i < lanes; ++i) {
-          value[begin + i] = l.value[i];
-          kept[begin + i] = l.keeps(i);
-        }
-      }
+      for (int begin = 0; begin < width; begin += lanes)
+        apply_to_lanes<lanes, lanes>(value + begin, kept + begin, first + begin, 0);
     }
 
-    /// Neighbouring logits, which a device's function takes and gives back in registers.
+    /// The same of as many neighbours as `together` every `distance` columns.
+    template <int together, int width, class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_columns(Acc (&value)[width], bool (&kept)[width],
+                                                      index_type first, int distance) const {
+      static_assert(width <= 8);
+      apply_to_lanes<together, width>(value, kept, first, distance);
+    }
+
+    /// Logits of some columns, which a device's function takes and gives back in registers.
     template <class Acc, int width>
     struct Lanes {
       Acc value[width];
@@ -220,10 +218,12 @@ struct BoundAnyChain {
 
     /// A function that is called: inlined wherever a kernel has a logit it would be most of the library, and
     /// of the time to compile it.
-    template <class Acc, int width>
+    template <int together, class Acc, int width>
     KOKKOS_FUNCTION __attribute__((noinline)) Lanes<Acc, width> transformed(Lanes<Acc, width> l,
-                                                                            index_type first) const {
+                                                                            index_type first,
+                                                                            int distance) const {
       Acc(&value)[width] = l.value;
+      const auto column = [&](int i) { return first + column_of_lane<together>(i, distance); };
       for (std::int32_t s = 0; s < chain->count; ++s) {
         const BoundStep& step = chain->step[s];
         switch (step.kind) {
@@ -239,21 +239,23 @@ struct BoundAnyChain {
           }
           case KOKKOSSOFTMAX_MASK: {
             const auto mask = mask_of(step, at[s]);
-            for (int i = 0; i < width; ++i) l.keep_if(i, mask.keeps(first + i));
+            for (int i = 0; i < width; ++i) l.keep_if(i, mask.keeps(column(i)));
             break;
           }
           case KOKKOSSOFTMAX_CAUSAL:
-            for (int i = 0; i < width; ++i) l.keep_if(i, first + i <= at[s]);
+            for (int i = 0; i < width; ++i) l.keep_if(i, column(i) <= at[s]);
             break;
           case KOKKOSSOFTMAX_BIAS:
-            with_scalar(step.operand.data, step.scalar,
-                        CombineLanes<impl::Plus, width, Acc>{
-                            value, at[s] + first * step.operand.column_stride, step.operand.column_stride});
+            with_scalar(
+                step.operand.data, step.scalar,
+                CombineLanes<impl::Plus, together, width, Acc>{
+                    value, at[s] + first * step.operand.column_stride, step.operand.column_stride, distance});
             break;
           case KOKKOSSOFTMAX_SCALE_BY:
-            with_scalar(step.operand.data, step.scalar,
-                        CombineLanes<impl::Times, width, Acc>{
-                            value, at[s] + first * step.operand.column_stride, step.operand.column_stride});
+            with_scalar(
+                step.operand.data, step.scalar,
+                CombineLanes<impl::Times, together, width, Acc>{
+                    value, at[s] + first * step.operand.column_stride, step.operand.column_stride, distance});
             break;
           case KOKKOSSOFTMAX_GELU_ERF:
             for (int i = 0; i < width; ++i) value[i] = impl::GeluErfFunction{}(value[i], 0, 0);
@@ -267,16 +269,16 @@ struct BoundAnyChain {
           case KOKKOSSOFTMAX_BATCH_NORM: {
             const AnyBatchNorm& b = step.batch_norm;
             for (int i = 0; i < width; ++i) {
-              const index_type column = first + i;
-              value[i] = impl::batch_normalized<Acc>(
-                  value[i], b.mean.template at<Acc>(column), b.variance.template at<Acc>(column),
-                  static_cast<Acc>(b.eps), b.gamma.template at<Acc>(column), b.beta.template at<Acc>(column));
+              const index_type c = column(i);
+              value[i] = impl::batch_normalized<Acc>(value[i], b.mean.template at<Acc>(c),
+                                                     b.variance.template at<Acc>(c), static_cast<Acc>(b.eps),
+                                                     b.gamma.template at<Acc>(c), b.beta.template at<Acc>(c));
             }
             break;
           }
           case normalizer_step: {
             const auto normalizer = step.normalizer.template row<Acc>();
-            for (int i = 0; i < width; ++i) value[i] = normalizer(value[i], first + i);
+            for (int i = 0; i < width; ++i) value[i] = normalizer(value[i], column(i));
             break;
           }
         }
@@ -316,17 +318,42 @@ struct BoundAnyChain {
     }
 
    private:
-    template <class Combine, int width, class Acc>
+    /// From the first one's.
+    template <int together>
+    KOKKOS_FORCEINLINE_FUNCTION static int column_of_lane(int lane, int distance) {
+      return lane / together * distance + lane % together;
+    }
+
+    template <int together, int width, class Acc>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_to_lanes(Acc* value, bool* kept, index_type first,
+                                                    int distance) const {
+      Lanes<Acc, width> l;
+      l.kept = 0;
+      for (int i = 0; i < width; ++i) {
+        l.value[i] = value[i];
+        l.kept |= static_cast<std::uint32_t>(kept[i]) << i;
+      }
+      l = transformed<together>(l, first, distance);
+      for (int i = 0; i < width; ++i) {
+        value[i] = l.value[i];
+        kept[i] = l.keeps(i);
+      }
+    }
+
+    template <class Combine, int together, int width, class Acc>
     struct CombineLanes {
       Acc* value;
       index_type at, stride;
+      int distance;
       template <class T>
       KOKKOS_FORCEINLINE_FUNCTION void operator()(const T* data) const {
+        const auto column = [&](int i) { return column_of_lane<together>(i, distance); };
         if (stride == 1) {
-          for (int i = 0; i < width; ++i) value[i] = Combine::of(value[i], impl::load_as<Acc>(data[at + i]));
+          for (int i = 0; i < width; ++i)
+            value[i] = Combine::of(value[i], impl::load_as<Acc>(data[at + column(i)]));
         } else {
           for (int i = 0; i < width; ++i)
-            value[i] = Combine::of(value[i], impl::load_as<Acc>(data[at + i * stride]));
+            value[i] = Combine::of(value[i], impl::load_as<Acc>(data[at + column(i) * stride]));
         }
       }
     };

@@ -104,6 +104,13 @@ struct PartOfSlice {
 
   Held held[packed ? steps : count];
 
+  /// Whether a transform takes logits of columns that are not neighbours at once. (It says so: nvcc 13.0 ends
+  /// with a fault where it is asked for the function itself.)
+  template <class TransformRow>
+  static constexpr bool takes_columns = requires {
+    TransformRow::takes_distant_columns;
+  };
+
   /// The first column of a lane of a share.
   __device__ static int first_column(int share, int lane) { return (share * 32 + lane) * unit; }
   /// The share that a column of the slice belongs to.
@@ -133,59 +140,10 @@ struct PartOfSlice {
   /// end lies what can be read, too. `looks_for_minus_infinity`: see transform_neighbours.
   template <bool single, bool whole, bool in_slot, bool looks_for_minus_infinity = true, class TransformRow>
   __device__ void load(const In* from, int left, const TransformRow& transform, index_type column) {
-    constexpr bool is_identity = std::is_same_v<TransformRow, BoundIdentity::Row>;
-#pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      const In* const at = from + i * stride;
-      [[maybe_unused]] const auto exists = [&](int j) { return whole || i * stride + j < left; };
-      // Of those past the end, which hold -inf and keep it, the last one's operands: no branch parts the
-      // loads.
-      [[maybe_unused]] const auto operand_column = [&](int j) {
-        return column + (whole ? i * stride + j : min(i * stride + j, left - 1));
-      };
-      if constexpr (unit == 1) {
-        held[i] = transformed<Acc, looks_for_minus_infinity>(
-            transform, exists(0) ? load_as<Acc>(at[0]) : -infinity_v<Acc>, operand_column(0));
-      } else {
-        // Each access under a predicate of its own: with branches, each would be waited for before the next.
-        constexpr unsigned nothing = PackedPair<In>::minus_infinities;
-        unsigned pair = nothing, low = nothing, high = nothing;
-        if constexpr (single) {
-          if (exists(0)) low = bits_of_16(at);
-          if (exists(1)) high = bits_of_16(at + 1);
-          pair = __byte_perm(low, high, 0x5410);
-        } else {
-          if (in_slot ? exists(0) : exists(1)) pair = *reinterpret_cast<const unsigned*>(at);
-          if (!in_slot && exists(0) && !exists(1)) low = bits_of_16(at);
-          if (in_slot) low = pair;
-          if (!exists(1)) pair = __byte_perm(low, nothing, 0x5410);
-        }
-        if constexpr (packed) {
-          if constexpr (!is_identity) {
-            Acc value[unit]{};
-            bool kept[unit] = {true, true};
-            if constexpr (whole && !single) {
-              apply_stage_to_neighbours<unit>(transform, value, kept, operand_column(0));
-            } else {
-#pragma unroll
-              for (int j = 0; j < unit; ++j) apply_stage(transform, value[j], kept[j], operand_column(j));
-            }
-            pair = PackedPair<In>::kept(pair, kept[0], kept[1]);
-          }
-          held[i] = pair;
-        } else {
-          Acc value[unit] = {PackedPair<In>::low(pair), PackedPair<In>::high(pair)};
-          if constexpr (whole && !single) {
-            transform_neighbours<unit, looks_for_minus_infinity>(transform, value, operand_column(0));
-          } else {
-#pragma unroll
-            for (int j = 0; j < unit; ++j)
-              value[j] = transformed<Acc, looks_for_minus_infinity>(transform, value[j], operand_column(j));
-          }
-#pragma unroll
-          for (int j = 0; j < unit; ++j) held[i * unit + j] = value[j];
-        }
-      }
+    if constexpr (whole && !packed && takes_columns<TransformRow>) {
+      load_at_once(from, transform, column);
+    } else {
+      load_one_by_one<single, whole, in_slot, looks_for_minus_infinity>(from, left, transform, column);
     }
   }
 
@@ -285,6 +243,79 @@ struct PartOfSlice {
   __device__ static Acc base(Acc max) {
     if constexpr (packed) return max == -largest_v<Acc> ? Acc(0) : finite_maximum(max);
     return finite_maximum(max);
+  }
+
+  /// For a transform that is called: once for all.
+  template <class TransformRow>
+  __device__ void load_at_once(const In* from, const TransformRow& transform, index_type column) {
+    bool kept[count];
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      held[i] = load_as<Acc>(from[i / unit * stride + i % unit]);
+      kept[i] = held[i] != -infinity_v<Acc>;
+    }
+    transform.template apply_to_columns<unit>(held, kept, column, stride);
+#pragma unroll
+    for (int i = 0; i < count; ++i) held[i] = kept[i] ? held[i] : -infinity_v<Acc>;
+  }
+
+  template <bool single, bool whole, bool in_slot, bool looks_for_minus_infinity, class TransformRow>
+  __device__ void load_one_by_one(const In* from, int left, const TransformRow& transform,
+                                  index_type column) {
+    constexpr bool is_identity = std::is_same_v<TransformRow, BoundIdentity::Row>;
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      const In* const at = from + i * stride;
+      [[maybe_unused]] const auto exists = [&](int j) { return whole || i * stride + j < left; };
+      // Of those past the end, which hold -inf and keep it, the last one's operands: no branch parts the
+      // loads.
+      [[maybe_unused]] const auto operand_column = [&](int j) {
+        return column + (whole ? i * stride + j : min(i * stride + j, left - 1));
+      };
+      if constexpr (unit == 1) {
+        held[i] = transformed<Acc, looks_for_minus_infinity>(
+            transform, exists(0) ? load_as<Acc>(at[0]) : -infinity_v<Acc>, operand_column(0));
+      } else {
+        // Each access under a predicate of its own: with branches, each would be waited for before the next.
+        constexpr unsigned nothing = PackedPair<In>::minus_infinities;
+        unsigned pair = nothing, low = nothing, high = nothing;
+        if constexpr (single) {
+          if (exists(0)) low = bits_of_16(at);
+          if (exists(1)) high = bits_of_16(at + 1);
+          pair = __byte_perm(low, high, 0x5410);
+        } else {
+          if (in_slot ? exists(0) : exists(1)) pair = *reinterpret_cast<const unsigned*>(at);
+          if (!in_slot && exists(0) && !exists(1)) low = bits_of_16(at);
+          if (in_slot) low = pair;
+          if (!exists(1)) pair = __byte_perm(low, nothing, 0x5410);
+        }
+        if constexpr (packed) {
+          if constexpr (!is_identity) {
+            Acc value[unit]{};
+            bool kept[unit] = {true, true};
+            if constexpr (whole && !single) {
+              apply_stage_to_neighbours<unit>(transform, value, kept, operand_column(0));
+            } else {
+#pragma unroll
+              for (int j = 0; j < unit; ++j) apply_stage(transform, value[j], kept[j], operand_column(j));
+            }
+            pair = PackedPair<In>::kept(pair, kept[0], kept[1]);
+          }
+          held[i] = pair;
+        } else {
+          Acc value[unit] = {PackedPair<In>::low(pair), PackedPair<In>::high(pair)};
+          if constexpr (whole && !single) {
+            transform_neighbours<unit, looks_for_minus_infinity>(transform, value, operand_column(0));
+          } else {
+#pragma unroll
+            for (int j = 0; j < unit; ++j)
+              value[j] = transformed<Acc, looks_for_minus_infinity>(transform, value[j], operand_column(j));
+          }
+#pragma unroll
+          for (int j = 0; j < unit; ++j) held[i * unit + j] = value[j];
+        }
+      }
+    }
   }
 
   /// (The compiler takes a half or bfloat16 apart into its bytes.)
