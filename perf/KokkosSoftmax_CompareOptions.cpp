@@ -38,7 +38,8 @@ What to run
                            bias           plus a number in (-1, 1) for each logit, of the input's scalar
                            gelu           GELU through erf
                            mask_row, bias_row                     one row of them for all rows
-                           scale_causal, scale_bias_mask_causal   in this order
+                           temperature_mask, scale_causal, scale_bias_mask_causal
+                                                                  in this order
   --shape LIST           comma list of
                            ROWSxCOLUMNS   the extents of the two-dimensional view (ROWSxINNERxCOLUMNS for an
                                           operation that multiplies matrices)

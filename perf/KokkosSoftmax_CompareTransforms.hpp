@@ -59,6 +59,14 @@ struct MaskRow {
   }
 };
 
+struct TemperatureMask {
+  static constexpr const char* name = "temperature_mask";
+  template <class Views>
+  static auto of(const Views& views) {
+    return ks::temperature(views.temperature) | ks::mask(views.mask);
+  }
+};
+
 struct Bias {
   static constexpr const char* name = "bias";
   template <class Views>
@@ -102,9 +110,9 @@ void add_transform_kernels() {
 // Of every backend.
 template <class In, class Out>
 bool add_all_transform_kernels() {
-#define KOKKOSSOFTMAX_COMPARE_ADD(Exec)                                                              \
-  add_transform_kernels<Exec, In, Out, Scale, Temperature, Causal, ScaleCausal, Mask, MaskRow, Bias, \
-                        BiasRow, ScaleBiasMaskCausal, Gelu>();
+#define KOKKOSSOFTMAX_COMPARE_ADD(Exec)                                                        \
+  add_transform_kernels<Exec, In, Out, Scale, Temperature, Causal, ScaleCausal, Mask, MaskRow, \
+                        TemperatureMask, Bias, BiasRow, ScaleBiasMaskCausal, Gelu>();
   KOKKOSSOFTMAX_FOR_EACH_BACKEND(KOKKOSSOFTMAX_COMPARE_ADD)
 #undef KOKKOSSOFTMAX_COMPARE_ADD
   return true;

@@ -118,16 +118,20 @@ TEST(CudaPackedRows, Causal) {
   }
 }
 
-// A warp's rows have temperatures that keep the order of logits, and others.
-template <class T>
-void check_temperature(std::int64_t columns, Gaps gaps) {
-  auto c = special_case<T>(columns, gaps);
+// Of a warp's rows: those that keep the order of logits, and others.
+std::vector<double> some_temperatures() {
   std::vector<double> values;
   const double some[] = {0.5, 1.7, -2, 1e-30, 1, 3e38, 0.9, 1e-41, 2.5};
   for (std::int64_t row = 0; row < 18; ++row) {
     // (A large logit over a small temperature is out of the reference's range as it is out of float's.)
     values.push_back(static_cast<double>(static_cast<float>(some[row % (row % 2 == 0 ? 9 : 2)])));
   }
+  return values;
+}
+template <class T>
+void check_temperature(std::int64_t columns, Gaps gaps) {
+  auto c = special_case<T>(columns, gaps);
+  const auto values = some_temperatures();
   c.chain = {reference::temperature(accumulator<T>(), values)};
   const Operand<float, Exec> temperatures({18}, values);
   check_all<T>(c, gaps, ks::temperature(temperatures.template view<1>()));
@@ -160,7 +164,7 @@ std::vector<PlaceOfMask> places_of_mask(const std::vector<std::int64_t>& extents
           {reference::left(extents, 0, 1), false}};
 }
 
-// By turns alone and beside a factor and an end.
+// By turns alone and beside a factor and an end, or a temperature.
 template <class T>
 void check_mask(std::int64_t columns, Gaps gaps) {
   const auto plain = special_case<T>(columns, gaps);
@@ -188,7 +192,10 @@ void check_mask(std::int64_t columns, Gaps gaps) {
     };
     const auto factor = reference::scale(accumulator<T>(), -0.5);
     const auto end = reference::causal(columns / 2);
-    switch (turn++ % 4) {
+    const auto values = some_temperatures();
+    const auto temperature = reference::temperature(accumulator<T>(), values);
+    const Operand<float, Exec> temperatures({18}, values);
+    switch (turn++ % 5) {
       case 0:
         c.chain = {mask, factor};
         check(ks::mask(keep.template view<3>()) | ks::scale(-0.5));
@@ -196,6 +203,14 @@ void check_mask(std::int64_t columns, Gaps gaps) {
       case 1:
         c.chain = {factor, mask, end};
         check(ks::scale(-0.5) | ks::mask(keep.template view<3>()) | ks::causal(columns / 2));
+        break;
+      case 2:
+        c.chain = {mask, temperature};
+        check(ks::mask(keep.template view<3>()) | ks::temperature(temperatures.template view<1>()));
+        break;
+      case 3:
+        c.chain = {temperature, mask};
+        check(ks::temperature(temperatures.template view<1>()) | ks::mask(keep.template view<3>()));
         break;
       default:
         c.chain = {mask};
@@ -302,6 +317,8 @@ TEST(CudaPackedRows, RowsGiveTheSameBitsAloneAndBesideOthers) {
       same_bits("mask", row, ks::mask(flags(bytes, 0, rows)), ks::mask(flags(ones, row, 1)));
       same_bits("mask and factor", row, ks::mask(flags(bytes, 0, rows)) | ks::scale(0.3),
                 ks::mask(flags(ones, row, 1)) | ks::scale(0.3));
+      same_bits("temperature and mask", row, ks::temperature(temperatures) | ks::mask(flags(bytes, 0, rows)),
+                ks::temperature(its) | ks::mask(flags(ones, row, 1)));
       same_bits("mask for all", row, ks::mask(flags(bytes, row, 1)), ks::mask(flags(ones, row, 1)));
       same_bits("causal", row, ks::scale(0.3) | ks::causal(columns - 20),
                 ks::scale(0.3) | ks::causal(columns - 20 + row));

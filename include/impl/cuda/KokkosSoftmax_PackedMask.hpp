@@ -18,34 +18,38 @@ namespace KokkosSoftmax::impl {
 /// is without that.
 template <class Bound>
 struct PartsOfChain {
-  static constexpr int factors = 0, ends = 0, masks = 0, others = 1;
+  static constexpr int factors = 0, temperatures = 0, ends = 0, masks = 0, others = 1;
 };
 template <>
 struct PartsOfChain<BoundIdentity> {
-  static constexpr int factors = 0, ends = 0, masks = 0, others = 0;
+  static constexpr int factors = 0, temperatures = 0, ends = 0, masks = 0, others = 0;
 };
 template <>
 struct PartsOfChain<BoundScale> {
-  static constexpr int factors = 1, ends = 0, masks = 0, others = 0;
+  static constexpr int factors = 1, temperatures = 0, ends = 0, masks = 0, others = 0;
+};
+template <>
+struct PartsOfChain<BoundTemperature<float>> {
+  static constexpr int factors = 0, temperatures = 1, ends = 0, masks = 0, others = 0;
 };
 template <>
 struct PartsOfChain<BoundCausal> {
-  static constexpr int factors = 0, ends = 1, masks = 0, others = 0;
+  static constexpr int factors = 0, temperatures = 0, ends = 1, masks = 0, others = 0;
 };
 template <>
 struct PartsOfChain<BoundMask<bool>> {
-  static constexpr int factors = 0, ends = 0, masks = 1, others = 0;
+  static constexpr int factors = 0, temperatures = 0, ends = 0, masks = 1, others = 0;
   KOKKOS_FORCEINLINE_FUNCTION static const LogitOperand<bool>& mask(const BoundMask<bool>& bound) {
     return bound.mask;
   }
-  KOKKOS_FORCEINLINE_FUNCTION static auto mask_of_row(const BoundMask<bool>::Row& row) { return row.mask; }
 };
 template <class A, class B>
 struct PartsOfChain<BoundChain<A, B>> {
   using OfA = PartsOfChain<A>;
   using OfB = PartsOfChain<B>;
   using Chain = BoundChain<A, B>;
-  static constexpr int factors = OfA::factors + OfB::factors, ends = OfA::ends + OfB::ends,
+  static constexpr int factors = OfA::factors + OfB::factors,
+                       temperatures = OfA::temperatures + OfB::temperatures, ends = OfA::ends + OfB::ends,
                        masks = OfA::masks + OfB::masks, others = OfA::others + OfB::others;
 
   KOKKOS_FORCEINLINE_FUNCTION static const LogitOperand<bool>& mask(const Chain& bound) {
@@ -55,20 +59,13 @@ struct PartsOfChain<BoundChain<A, B>> {
       return OfB::mask(bound.b);
     }
   }
-  KOKKOS_FORCEINLINE_FUNCTION static auto mask_of_row(const typename Chain::Row& row) {
-    if constexpr (OfA::masks != 0) {
-      return OfA::mask_of_row(row.a);
-    } else {
-      return OfB::mask_of_row(row.b);
-    }
-  }
 };
 
-/// A row object of `Bound`, which has one mask at most, but for the mask.
-template <class Bound>
-KOKKOS_FORCEINLINE_FUNCTION auto without_mask(const typename Bound::Row& row) {
-  using Parts = PartsOfChain<Bound>;
-  if constexpr (Parts::masks == 0) {
+/// A row object of `Bound`, which has one mask at most, but for the mask. (Also one that is prepared, or has
+/// its operands in another place.)
+template <class Bound, class Row>
+KOKKOS_FORCEINLINE_FUNCTION auto without_mask(const Row& row) {
+  if constexpr (PartsOfChain<Bound>::masks == 0) {
     return row;
   } else if constexpr (std::is_same_v<Bound, BoundMask<bool>>) {
     return BoundIdentity::Row{};
@@ -89,16 +86,32 @@ KOKKOS_FORCEINLINE_FUNCTION auto without_mask(const typename Bound::Row& row) {
   }
 }
 
+/// The mask's part of such an object.
+template <class Bound, class Row>
+KOKKOS_FORCEINLINE_FUNCTION auto mask_of_row(const Row& row) {
+  if constexpr (std::is_same_v<Bound, BoundMask<bool>>) {
+    return row;
+  } else {
+    return [&]<class A, class B>(const BoundChain<A, B>*) {
+      if constexpr (PartsOfChain<A>::masks != 0) {
+        return mask_of_row<A>(row.a);
+      } else {
+        return mask_of_row<B>(row.b);
+      }
+    }(static_cast<const Bound*>(nullptr));
+  }
+}
+
 /// Transforms that do the same to all logits of a row, but for those that they drop. (Not every chain of
 /// these: one for which the C interface has no kernel of its own goes through that of all chains there, where
 /// rows are not packed, and C++ shall give the same bits.)
 template <class Bound>
 inline constexpr bool keeps_rows_packed = [] {
   using Parts = PartsOfChain<Bound>;
-  return Parts::factors <= 1 && Parts::ends <= 1 && Parts::masks <= 1 && Parts::others == 0;
+  if (Parts::ends > 1 || Parts::masks > 1 || Parts::others > 0) return false;
+  return Parts::temperatures == 0 ? Parts::factors <= 1
+                                  : Parts::temperatures == 1 && Parts::factors + Parts::ends == 0;
 }();
-template <>
-inline constexpr bool keeps_rows_packed<BoundTemperature<float>> = true;
 
 /// Whether such a transform has a mask.
 template <class Bound>
@@ -108,7 +121,7 @@ inline constexpr bool has_packed_mask = keeps_rows_packed<Bound>&& PartsOfChain<
 template <class Bound>
 inline constexpr bool only_masks = [] {
   using Parts = PartsOfChain<Bound>;
-  return Parts::factors == 0 && Parts::ends == 0 && Parts::others == 0;
+  return Parts::factors == 0 && Parts::temperatures == 0 && Parts::ends == 0 && Parts::others == 0;
 }();
 
 /// The bytes of a mask for the eight elements of a vector.

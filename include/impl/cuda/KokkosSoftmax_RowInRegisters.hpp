@@ -622,9 +622,8 @@ __device__ __forceinline__ auto load_row(const Problem& problem, const RowGeomet
     const auto columns = static_cast<int>(g.columns);
     const auto kept = static_cast<int>(end_of_kept(transform, g.columns));
     if constexpr (has_packed_mask<Transform>) {
-      using Parts = PartsOfChain<Transform>;
-      row.load_masked(x, behind, columns, kept, threads, Parts::mask_of_row(transform),
-                      Parts::mask(problem.transform).end(columns));
+      row.load_masked(x, behind, columns, kept, threads, mask_of_row<Transform>(transform).mask,
+                      PartsOfChain<Transform>::mask(problem.transform).end(columns));
     } else {
       row.load(x, behind, columns, kept, threads);
     }
