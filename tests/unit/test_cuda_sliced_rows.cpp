@@ -352,6 +352,18 @@ struct Operands {
   ks::impl::BoundBias<T> bound_bias(int layout, std::int64_t rows) const {
     return {operand_of(bias.data(), layout, rows, columns)};
   }
+  // One for all rows, from this element on.
+  ks::impl::BoundMask<bool> mask_of_all(int first) const { return {of_all(mask.data() + first)}; }
+  ks::impl::BoundBias<T> bias_of_all(int first) const { return {of_all(bias.data() + first)}; }
+
+ private:
+  template <class Of>
+  static ks::impl::LogitOperand<Of> of_all(const Of* data) {
+    ks::impl::LogitOperand<Of> operand;
+    operand.data = data;
+    operand.column_stride = 1;
+    return operand;
+  }
 };
 
 TEST_F(CudaSlicedRows, FloatRowsWithMaskAndBias) {
@@ -360,6 +372,16 @@ TEST_F(CudaSlicedRows, FloatRowsWithMaskAndBias) {
     check_operands<float, float>(columns, [&](int layout, std::int64_t rows) {
       return ks::impl::BoundChain<ks::impl::BoundMask<bool>, ks::impl::BoundBias<float>>{
           operands.bound_mask(layout, rows), operands.bound_bias((2 * layout + 2) % operand_layouts, rows)};
+    });
+  }
+}
+// Of slices that each have a place for their operands, which stay there, and of more slices than that.
+TEST_F(CudaSlicedRows, FloatRowsWithMaskAndBiasOfAll) {
+  for (const std::int64_t columns : {1000, 8191, 12290, 16387, 24001, 32768, 50257}) {
+    const Operands<float> operands(columns);
+    check_operands<float, float>(columns, [&](int layout, std::int64_t) {
+      return ks::impl::BoundChain<ks::impl::BoundMask<bool>, ks::impl::BoundBias<float>>{
+          operands.mask_of_all(layout), operands.bias_of_all(3 * layout % 4)};
     });
   }
 }
@@ -575,6 +597,36 @@ TEST_F(CudaSlicedRows, Bfloat16RowsOfKnownMaximum) {
     check_special_rows(columns, BoundChain<BoundFunctor<ReluFunction>, BoundFunctor<GeluErfFunction>>{});
     check_special_rows(columns,
                        BoundChain<BoundFunctor<ScaleFunction>, BoundFunctor<GeluErfFunction>>{{{3.0}}, {}});
+  }
+}
+
+// A mask among factors, before and behind them: what it drops is dropped in pairs.
+TEST_F(CudaSlicedRows, RowsOf16BitsWithMaskAmongFactors) {
+  using ks::impl::BoundCausal, ks::impl::BoundChain, ks::impl::BoundMask, ks::impl::BoundScale,
+      ks::impl::BoundTemperature;
+  const Memory<float> temperature("temperature", 1);
+  for (const std::int64_t columns : {1001, 16384, 32771, 50257, 65536, 4400003}) {
+    const Operands<bhalf_t> operands(columns);
+    const auto mask_and_factor = [&](int layout, std::int64_t rows) {
+      return BoundChain<BoundMask<bool>, BoundScale>{operands.bound_mask(layout, rows), {{0.5}}};
+    };
+    check_operands<bhalf_t, float>(columns, mask_and_factor);
+    if (columns == 50257) check_operands<half_t, float>(columns, mask_and_factor);
+  }
+  for (const std::int64_t columns : {16385, 50257, 65536}) {
+    const Operands<bhalf_t> operands(columns);
+    for (const int layout : {0, 1, 2, 3}) {
+      const BoundMask<bool> mask = operands.bound_mask(layout, 9);
+      for (const double value : {3.0, 1e6, -2.0, 0.0, 1e-37, std::numeric_limits<double>::infinity(),
+                                 std::numeric_limits<double>::quiet_NaN()}) {
+        SCOPED_TRACE(value);
+        Kokkos::deep_copy(temperature, static_cast<float>(value));
+        check_special_rows(
+            columns, BoundChain<BoundTemperature<float>, BoundMask<bool>>{{temperature.data(), {}}, mask});
+        check_special_rows(columns, BoundChain<BoundChain<BoundScale, BoundCausal>, BoundMask<bool>>{
+                                        {{{value}}, {columns - 9, 9, 1}}, mask});
+      }
+    }
   }
 }
 

@@ -69,6 +69,7 @@
 #define KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
 
 #include <impl/cuda/KokkosSoftmax_HopperPtx.hpp>
+#include <impl/cuda/KokkosSoftmax_PackedMask.hpp>
 #include <impl/cuda/KokkosSoftmax_SlicedRows.hpp>
 
 #include <string_view>
@@ -149,6 +150,15 @@ struct GridPipelinedShape {
   index_type all_slices;  ///< of the tickets of a launch
   index_type tickets;     ///< of a launch
   double rows_a_slice;    ///< 1 / slices
+  /// Of rows that have the same operands, the slices at most that each have theirs in a place of their own,
+  /// if as many slots are left at least. (One H200, fractions of a copy, copied with each slice and so:
+  /// float, a mask for all rows 8191 columns 0.90 and 0.97, 10001 0.82 and 0.91, 32768, four slices, 0.93 and
+  /// 0.95, but 50257, seven, 0.90 and 0.84; a bias for all rows 8191 0.88 and 0.98, 14001 0.83 and 0.96, of
+  /// three slices and three slots 24001 0.81 and 0.83, of four and two 32768 0.84 and 0.75; bfloat16, a mask
+  /// 16386 0.89 and 0.94, 20001 0.61 and 0.76, 40001 0.77 and 0.82, 65536 0.81 and 0.88, a bias 0.77 and
+  /// 0.93, 0.49 and 0.62, 0.60 and 0.67, but of four slices and three slots 65536 0.74 and 0.67.)
+  static constexpr index_type most_slices_with_operands = 4;
+
   /// A block's first, which it does not draw: the way to the counter and back comes before anything else. As
   /// many as it may have under way at once. (One H200, microseconds in a CUDA graph without and with: float
   /// 64 x 128256 21.6 and 21.0, 48 x 128256 16.7 and 15.7, 32 x 128256 12.0 and 11.4, 512 x 16385 21.4 and
@@ -196,6 +206,9 @@ struct GridPipelinedShape {
   /// Where a transform's operands have columns side by side: slots that they are copied to, behind the
   /// others, and where in such a slot each is. They are free sooner.
   int operand_slots;
+  /// Whether each slice of a row has one of these for itself, which stays: the operands are the same for all
+  /// rows.
+  bool operands_stay;
   int operand_slot_bytes;
   struct StagedOperand {
     const void* end;  ///< behind it in memory
@@ -674,12 +687,14 @@ struct GridPipelinedSlot {
   using Acc = typename Problem::Acc;
 
   // Each has one phase a turn of the ring.
-  Mbarrier full;           ///< the slice has arrived
-  Mbarrier reduced;        ///< the publishers are done with it
-  Mbarrier ready;          ///< the row's result is there, or none is needed
-  Mbarrier written;        ///< the finishers are done with it; where slices are parked, publishers, too
-  Mbarrier empty;          ///< all are done with it
-  Mbarrier operands_used;  ///< of the slot of operands with this number: nobody needs them any more
+  Mbarrier full;     ///< the slice has arrived
+  Mbarrier reduced;  ///< the publishers are done with it
+  Mbarrier ready;    ///< the row's result is there, or none is needed
+  Mbarrier written;  ///< the finishers are done with it; where slices are parked, publishers, too
+  Mbarrier empty;    ///< all are done with it
+  /// Of the slot of operands with this number: nobody needs them any more. Where they stay, of the first:
+  /// they are there.
+  Mbarrier operands_used;
   SliceInSlot<Problem> slice;
   PartialSoftmax<Acc> of_warp[GridPipelinedShape::warps_of_group];
   SlicedRowResult<Problem> of_row;
@@ -707,12 +722,17 @@ struct GridPipelinedBlock {
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
   using Part = PartOfSlice<Problem>;
+  using Transform = typename Problem::Transform;
   /// The exponentials go back to the slot where they fit, so that a finisher only scales them.
   static constexpr bool has_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
   /// Whether rows may have an end of which nothing is kept: it is not read.
   static constexpr bool may_drop_ends = knows_end_of_kept<typename Problem::Transform::Row>;
   /// So do the transformed logits, so that a transform and its operands are used once.
   static constexpr bool has_logits = Part::has_transform && (std::is_same_v<In, Acc> || Part::packed);
+  /// Of pairs of 16 bits that become floats, a mask among factors, temperatures and ends: what it drops
+  /// becomes -inf in the slot while its logits are still pairs, and stays that, whatever is done to it.
+  static constexpr bool masks_in_slot =
+      Part::unpacked && PartsOfChain<Transform>::masks == 1 && PartsOfChain<Transform>::others == 0;
   static constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
 
   const Problem& problem;
@@ -743,6 +763,10 @@ struct GridPipelinedBlock {
   __host__ __device__ static int turn_of(const GridPipelinedShape& shape) {
     return parks ? shape.slots + GridPipelinedShape::parked : shape.slots;
   }
+  __device__ bool operands_stay() const {
+    if constexpr (stages_operands<Problem>) return shape.operands_stay;
+    return false;
+  }
   __device__ char* operand_slot(int s) const {
     return slots + shape.slots * shape.slot_bytes + s * shape.operand_slot_bytes;
   }
@@ -771,12 +795,14 @@ struct GridPipelinedBlock {
 
   /// The thread that produces, ahead of that: fills the first slots with its own tickets.
   __device__ void begin() const {
+    if (operands_stay()) copy_operands_that_stay();
     RingCursor at{0, 1};
     for (int i = 0; i < shape.own_tickets; ++i) {
       index_type position = 0, slice = 0;
       int left = begin_ticket(blockIdx.x + static_cast<index_type>(i) * gridDim.x, position, slice);
       for (; left > 0; --left) {
-        fill(at, at.slot, position, slice, usual_use(), columns_to_end(position, slice));
+        const int operands = operands_stay() ? static_cast<int>(slice) : at.slot;
+        fill(at, operands, position, slice, usual_use(), columns_to_end(position, slice));
         at.advance(turn());
         next_slice(position, slice);
       }
@@ -836,9 +862,14 @@ struct GridPipelinedBlock {
       const int to_end = columns_to_end(position, slice);
       mbarrier_wait_parity(&next.empty, at.parity);
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      if (shape.operand_slots > 0) mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
-      fill(at, operands.slot, position, slice, use, to_end);
-      if (shape.operand_slots > 0) operands.advance(shape.operand_slots);
+      if (operands_stay()) {
+        fill(at, static_cast<int>(slice), position, slice, use, to_end);
+      } else {
+        if (shape.operand_slots > 0)
+          mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
+        fill(at, operands.slot, position, slice, use, to_end);
+        if (shape.operand_slots > 0) operands.advance(shape.operand_slots);
+      }
       ++copies;
       at.advance(turn());
       if (--left > 0 && !shape.rereads) next_slice(position, slice);
@@ -952,20 +983,45 @@ struct GridPipelinedBlock {
     with_copies_of_operands(in, [&](const auto& copy) { copy.start(&ring[at.slot].full); });
   }
 
-  /// Calls use(copy) for the copy of each operand that is staged for a slice.
+  /// Calls use(copy) for the copy of each operand to its place in a slot of operands.
   template <class Use>
-  __device__ void with_copies_of_operands(const SliceInSlot<Problem>& in, const Use& use) const {
+  __device__ void with_copies(index_type row, int operands, index_type first, index_type columns,
+                              const Use& use) const {
     if constexpr (stages_operands<Problem>) {
-      if (shape.operand_slots == 0) return;
       int i = 0;
-      map_operands(problem.transform.at_row(in.row), [&](const auto& operand) {
-        const auto* const first = operand.data + in.first_column;
-        use(BulkCopy(first, first + kept(in), shape.operand[i].end,
-                     operand_slot(in.operand_slot) + shape.operand[i].at));
+      map_operands(problem.transform.at_row(row), [&](const auto& operand) {
+        const auto* const begin = operand.data + first;
+        use(BulkCopy(begin, begin + columns, shape.operand[i].end,
+                     operand_slot(operands) + shape.operand[i].at));
         ++i;
         return operand;
       });
     }
+  }
+  /// The same for what is staged with a slice.
+  template <class Use>
+  __device__ void with_copies_of_operands(const SliceInSlot<Problem>& in, const Use& use) const {
+    if (shape.operand_slots > 0 && !operands_stay())
+      with_copies(in.row, in.operand_slot, in.first_column, kept(in), use);
+  }
+  __device__ void copy_operands_that_stay() const {
+    const auto with_all_copies = [&](const auto& use) {
+      for (int slice = 0; slice < shape.operand_slots; ++slice) {
+        const index_type first = slice * static_cast<index_type>(shape.slice_columns);
+        with_copies(0, slice, first,
+                    min(static_cast<index_type>(shape.slice_columns), problem.geometry.columns - first), use);
+      }
+    };
+    std::uint32_t bytes = 0;
+    with_all_copies([&](const auto& copy) {
+      bytes += copy.bytes();
+      copy.load_rest();
+    });
+    mbarrier_arrive_expect_tx(&ring[0].operands_used, bytes);
+    with_all_copies([&](const auto& copy) { copy.start(&ring[0].operands_used); });
+  }
+  __device__ void wait_for_operands_that_stay() const {
+    if (operands_stay()) mbarrier_wait_parity(&ring[0].operands_used, 0);
   }
 
   /// Calls use(transform of the slice's row), which has its operands where they are staged.
@@ -1071,6 +1127,7 @@ struct GridPipelinedBlock {
 
   /// A warp of a group of publishers.
   __device__ __forceinline__ void publish(int group, int groups, int warp) const {
+    wait_for_operands_that_stay();
     RingCursor at{group, 0};
     for (;; at.advance(turn(), groups)) {
       mbarrier_wait_parity(&ring[at.slot].full, at.parity);
@@ -1102,11 +1159,11 @@ struct GridPipelinedBlock {
   }
 
   /// The (max, sum) of a warp's share. Two loops over the slot, not unrolled to its end: instructions that
-  /// are not at hand are waited for.
-  template <bool single, class TransformRow>
+  /// are not at hand are waited for. `mask`: what is applied in the slot before `transform`, or nothing.
+  template <bool single, class TransformRow, class Mask>
   __device__ __forceinline__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice,
-                                                                int warp,
-                                                                const TransformRow& transform) const {
+                                                                int warp, const TransformRow& transform,
+                                                                const Mask& mask) const {
     const int columns = in.columns;
     const index_type first_column = in.first_column;  // (the slot is written to)
     const int first = Part::first_column(warp, lane);
@@ -1208,16 +1265,32 @@ struct GridPipelinedBlock {
         const Acc max = maximum.of_warp();
         if (Kokkos::fabs(max) < Part::most_rounded_maximum) return max;
       }
+      Acc max_of_logits = 0;
+      const auto join_logits = [&]<class Logits>(std::type_identity<Logits> logits, const auto& row,
+                                                 const auto& use) {
+        auto maximum = Logits::Maximum::none();
+        in_parts_of(logits, row, true, [&](const Logits& part, int begin, auto whole) {
+          maximum.join(part);
+          use(part, begin, whole);
+        });
+        max_of_logits = maximum.of_warp();
+      };
+      if constexpr (masks_in_slot) {
+        using Logits = PartOfSlice<RowsProblem<In, Out, BoundMask<bool>>>;
+        join_logits(std::type_identity<Logits>{}, mask, [&](const Logits& part, int begin, auto whole) {
+          write(begin, whole, [&](int i) { return part.held[i]; });
+        });
+      }
       if constexpr (Part::unpacked && knows_maximum<TransformRow>) {
         // From the logits as they are, in pairs. Asked first of another maximum, so that no pass is in vain.
         const index_type end = in.first_column + columns;
         Acc max = 1;
         if (transform.finds_maximum(max, in.first_column, end)) {
-          using Logits = PartOfSlice<RowsProblem<In, Out, BoundIdentity>>;
-          auto maximum = Logits::Maximum::none();
-          in_parts_of(std::type_identity<Logits>{}, BoundIdentity::Row{}, true,
-                      [&](const Logits& part, int, auto) { maximum.join(part); });
-          max = maximum.of_warp();
+          if constexpr (!masks_in_slot) {
+            using Logits = PartOfSlice<RowsProblem<In, Out, BoundIdentity>>;
+            join_logits(std::type_identity<Logits>{}, BoundIdentity::Row{}, [](const auto&...) {});
+          }
+          max = max_of_logits;
           if (max > -largest_v<Acc> && max <= largest_v<Acc> &&
               transform.finds_maximum(max, in.first_column, end))
             return maximum_or_nan(max, -largest_v<Acc>);
@@ -1288,10 +1361,17 @@ struct GridPipelinedBlock {
       if (lane == 0) ring[at.slot].of_warp[warp] = PartialSoftmax<Acc>::none();
     } else {
       with_transform(in, [&](const auto& transform) {
-        const PartialSoftmax<Acc> found = Part::takes_units(slice, transform, in.first_column)
-                                              ? reduce_in_slot<false>(in, slice, warp, transform)
-                                              : reduce_in_slot<true>(in, slice, warp, transform);
-        if (lane == 0) ring[at.slot].of_warp[warp] = found;
+        const auto reduce = [&](const auto& rest, const auto& mask) {
+          const PartialSoftmax<Acc> found = Part::takes_units(slice, transform, in.first_column)
+                                                ? reduce_in_slot<false>(in, slice, warp, rest, mask)
+                                                : reduce_in_slot<true>(in, slice, warp, rest, mask);
+          if (lane == 0) ring[at.slot].of_warp[warp] = found;
+        };
+        if constexpr (masks_in_slot) {
+          reduce(without_mask<Transform>(transform), mask_of_row<Transform>(transform));
+        } else {
+          reduce(transform, BoundIdentity::Row{});
+        }
       });
     }
     __syncwarp();
@@ -1301,11 +1381,12 @@ struct GridPipelinedBlock {
 
   /// Whether the finishers need a slice's operands.
   __device__ bool finishes_from_inputs(SliceUse use) const {
-    return use == SliceUse::finish || (use == SliceUse::hold && !writes_back(problem.operation, shape));
+    return use == SliceUse::finish ||
+           (use == SliceUse::hold && !masks_in_slot && !writes_back(problem.operation, shape));
   }
   __device__ void release_operands(const SliceInSlot<Problem>& in) const {
     if constexpr (stages_operands<Problem>) {
-      if (lane == 0) mbarrier_arrive(&ring[in.operand_slot].operands_used);
+      if (lane == 0 && !shape.operands_stay) mbarrier_arrive(&ring[in.operand_slot].operands_used);
     }
   }
 
@@ -1347,6 +1428,7 @@ struct GridPipelinedBlock {
 
   /// A warp of the finishers.
   __device__ __forceinline__ void finish(int warp) const {
+    wait_for_operands_that_stay();
     for (RingCursor at;; at.advance(turn())) {
       GridPipelinedSlot<Problem>& held = ring[at.slot];
       mbarrier_wait_parity(&held.ready, at.parity);
@@ -1432,6 +1514,13 @@ struct GridPipelinedBlock {
       }
     }
     with_transform(in, [&](const auto& transform) {
+      if constexpr (masks_in_slot) {
+        if (in.use == SliceUse::hold) {
+          mbarrier_wait_parity(&held.reduced, at.parity);
+          writer.from_inputs(without_mask<Transform>(transform), done);
+          return;
+        }
+      }
       writer.from_inputs(transform, [&] {
         if constexpr (stages_operands<Problem>) {
           __syncwarp();
@@ -1482,15 +1571,23 @@ struct GridPipelinedBlock {
 };
 
 /// Groups of publishers. Two for 16 bits, which come twice as many in the same time, and for float, of which
-/// a few rows are done sooner so. (One H200, microseconds in a CUDA graph, one group and two: 32 x 128256 of
-/// float 11.5 and 10.5, 48 x 128256 15.1 and 14.2, 64 x 128256 19.5 and 19.1; 1 GiB within 0.005 of a copy,
-/// but with a bias as large as x 1 M columns 0.974 and 0.967, 1.9 M 0.868 and 0.849.)
+/// a few rows are done sooner so, but for those with operands: unless a mask is among factors. (One H200,
+/// microseconds in a CUDA graph, one group and two: 32 x 128256 of float 11.5 and 10.5, 48 x 128256 15.1 and
+/// 14.2, 64 x 128256 19.5 and 19.1; 1 GiB within 0.005 of a copy, but with a bias as large as x 1 M columns
+/// 0.974 and 0.967, 1.9 M 0.868 and 0.849, with a mask 9217 columns 0.91 and 0.82, 10001 0.94 and 0.88, with
+/// a factor, a bias, a mask and a causal mask 8191 0.87 and 0.82, 65536 0.51 and 0.46; with a temperature and
+/// a mask 8191 0.84 and 0.95, 16381 0.88 and 0.98, 65536 0.90 both.)
 template <class Problem, bool parks>
-inline constexpr int groups_of_publishers = sizeof(typename Problem::In) == 2 ||
-                                                    (sizeof(typename Problem::In) == 4 && !parks &&
-                                                     operands_of<typename Problem::Transform> == 0)
-                                                ? 2
-                                                : 1;
+inline constexpr int groups_of_publishers = [] {
+  using Parts = PartsOfChain<typename Problem::Transform>;
+  constexpr bool is_masked_product =
+      Parts::masks == 1 && Parts::factors + Parts::temperatures > 0 && Parts::others == 0;
+  if (sizeof(typename Problem::In) == 2) return 2;
+  return sizeof(typename Problem::In) == 4 && !parks &&
+                 (operands_of<typename Problem::Transform> == 0 || is_masked_product)
+             ? 2
+             : 1;
+}();
 
 /// setmaxnreg exists for compute capability 9.0a alone.
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -1517,7 +1614,7 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
     mbarrier_init(&slot.reduced, warps_of_group);
     mbarrier_init(&slot.ready, 1);
     mbarrier_init(&slot.written, parks ? 2 * warps_of_group : warps_of_group);
-    mbarrier_init(&slot.operands_used, warps_of_group);
+    mbarrier_init(&slot.operands_used, shape.operands_stay ? 1 : warps_of_group);
     // The publishers (where slices are parked, the finishers), who announces, the collector, and who stores.
     mbarrier_init(&slot.empty,
                   warps_of_group + (shape.whole_rows ? 0 : 1) + 1 + (finishes && !parks ? 1 : 0));
@@ -1625,7 +1722,7 @@ struct GridPipelinedRows {
       return problem.operation != Operation::logsumexp && (plan.reads_twice || plan.slices > capacity());
     };
     shape.rereads = rereads();
-    stage_operands(problem, shape, device.shared_bytes, slot_bytes);
+    stage_operands(problem, plan, shape, device.shared_bytes, slot_bytes);
     shape.rereads = rereads();
     constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
     const bool is_held_row = sizeof(In) == 2 && !has_transform && problem.operation != Operation::logsumexp &&
@@ -1666,8 +1763,9 @@ struct GridPipelinedRows {
     if (problem.operation == Operation::logsumexp && shape.slices_a_ticket == 1)
       shape.slices_a_ticket = GridPipelinedShape::slices_read_at_once;
     if (!shape.rereads) {
-      const int slices =
-          shape.operand_slots > 0 ? std::min(shape.most_copies, shape.operand_slots) : shape.most_copies;
+      const int slices = shape.operand_slots > 0 && !shape.operands_stay
+                             ? std::min(shape.most_copies, shape.operand_slots)
+                             : shape.most_copies;
       // (Whole ones: begin() counts on that.)
       const index_type tickets_a_block = shape.all_slices / shape.slices_a_ticket / device.multiprocessors;
       shape.own_tickets = static_cast<int>(
@@ -1751,19 +1849,30 @@ struct GridPipelinedRows {
   /// for all rows, which stays in L2: float a mask 0.95 and 0.87, a bias 0.87 and 0.82; bfloat16 0.85 and
   /// 0.83, 0.75 and 0.74.)
   template <class Problem>
-  static void stage_operands(const Problem& problem, GridPipelinedShape& shape, int shared_bytes,
-                             int slot_bytes) {
+  static void stage_operands(const Problem& problem, const ReductionPlan& plan, GridPipelinedShape& shape,
+                             int shared_bytes, int slot_bytes) {
     if constexpr (stages_operands<Problem>) {
       int count = 0, bytes = 0;
-      bool side_by_side = true;
+      bool side_by_side = true, same_for_all = problem.geometry.rows > 1;
       problem.transform.visit_operands([&]<class T>(const LogitOperand<T>& operand) {
         constexpr int line = GridPipelinedShape::line;
         side_by_side = side_by_side && operand.column_stride == 1 && line % sizeof(T) == 0;
+        same_for_all = same_for_all && operand.row_offset.is_none();
         shape.operand[count++] = {operand.end(problem.geometry.columns), bytes};
         bytes += (shape.slice_columns * static_cast<int>(sizeof(T)) + line - 1) / line * line + line;
       });
       if (!side_by_side) return;
       shape.operand_slot_bytes = bytes;
+      if (same_for_all && plan.slices <= GridPipelinedShape::most_slices_with_operands) {
+        const int operand_slots = static_cast<int>(plan.slices);
+        const int slots = std::min(shape.slots, (shared_bytes - operand_slots * bytes) / slot_bytes);
+        if (slots > shape.parties && slots >= operand_slots) {
+          shape.slots = slots;
+          shape.operand_slots = operand_slots;
+          shape.operands_stay = true;
+          return;
+        }
+      }
       if (problem.operation != Operation::logsumexp &&
           !GridPipelinedBlock<Problem>::writes_back(problem.operation, shape)) {
         // The finishers need them, too: they stay as long as their slices.
