@@ -117,7 +117,7 @@ TYPED_TEST(CChains, SameBitsAlongOtherAxes) {
 template <class Exec, class T>
 void same_bits_without_kernels_of_its_own() {
   using View = Kokkos::View<T***, Kokkos::LayoutRight, typename Exec::memory_space>;
-  for (const int columns : {1, 37, 128, 1003, 20000, 70001}) {
+  for (const int columns : {1, 37, 128, 1003, 14001, 20000, 70001}) {
     Operands<Exec, T> o(columns);
     const Kokkos::View<T*, typename Exec::memory_space> bias("bias of T", columns);
     fill(bias, 14);

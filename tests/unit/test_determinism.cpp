@@ -372,41 +372,53 @@ TYPED_TEST(Determinism, OperandsOfManyRowsAtAnyPlace) {
 // The implementations between which the number of rows decides agree to the bit, wherever both take a call:
 // each that is ever chosen by itself for these shapes, and those of the same arrangement that differ by the
 // number of rows alone.
-TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgrees) {
-  const TypeParam exec{};
+template <class Exec, class... Transform>
+void check_what_is_chosen(std::int64_t columns, const Transform&... transform) {
+  const Exec exec{};
   for (auto operation : operations) {
-    for (std::int64_t columns : {1000, 12289, 50257, 128255}) {
-      std::vector<std::string> chosen;
-      SameBits<float, TypeParam> same(operation, columns);
-      for (std::int64_t rows : {std::int64_t(1), std::int64_t(2), std::int64_t(16), std::int64_t(64),
-                                std::int64_t(600), large_batch<TypeParam>(columns)}) {
-        same.check(exec, {rows});
-        const std::string name = ks::last_implementation();
-        if (std::find(chosen.begin(), chosen.end(), name) == chosen.end()) chosen.push_back(name);
-      }
-      for (const auto& name : chosen) {
-        for (std::int64_t rows : {1, 3, 40}) same.check(exec, {rows}, name);
-      }
+    std::vector<std::string> chosen;
+    SameBits<float, Exec> same(operation, columns);
+    for (std::int64_t rows : {std::int64_t(1), std::int64_t(2), std::int64_t(16), std::int64_t(64),
+                              std::int64_t(600), large_batch<Exec>(columns)}) {
+      same.check(exec, {rows}, "", transform...);
+      const std::string name = ks::last_implementation();
+      if (std::find(chosen.begin(), chosen.end(), name) == chosen.end()) chosen.push_back(name);
+    }
+    for (const auto& name : chosen) {
+      for (std::int64_t rows : {1, 3, 40}) same.check(exec, {rows}, name, transform...);
     }
   }
+}
+TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgrees) {
+  for (std::int64_t columns : {1000, 12289, 50257, 128255}) check_what_is_chosen<TypeParam>(columns);
+}
+
+// Of `columns` columns.
+template <class Exec>
+auto bias_gelu_and_scale(std::int64_t columns) {
+  using Memory = typename Exec::memory_space;
+  const Kokkos::View<bool*, Memory> keep("keep", columns);
+  const Kokkos::View<float*, Memory> bias("bias", columns);
+  const Exec exec{};
+  Kokkos::parallel_for("fill", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, columns),
+                       FillOperands{keep.data(), bias.data()});
+  exec.fence();
+  return ks::bias(bias) | ks::gelu() | ks::scale(3.0);
+}
+TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgreesWithATransform) {
+  for (std::int64_t columns : {1000, 9217, 12289, 14001, 16383, 50257})
+    check_what_is_chosen<TypeParam>(columns, bias_gelu_and_scale<TypeParam>(columns));
 }
 
 // Many rows with a transform that is the same for all of them, which a block may have one after the other:
 // the bits of a single row that is not aligned.
 TYPED_TEST(Determinism, ManyRowsWithATransformForAll) {
   const TypeParam exec{};
-  using Memory = typename TypeParam::memory_space;
   for (std::int64_t columns : {2048, 7168, 8192}) {
-    const Kokkos::View<bool*, Memory> keep("keep", columns);
-    const Kokkos::View<float*, Memory> bias("bias", columns);
-    Kokkos::parallel_for("fill",
-                         Kokkos::RangePolicy<TypeParam, Kokkos::IndexType<std::int64_t>>(exec, 0, columns),
-                         FillOperands{keep.data(), bias.data()});
-    exec.fence();
+    const auto transform = bias_gelu_and_scale<TypeParam>(columns);
     const auto rows = std::min<std::int64_t>(1100, large_batch<TypeParam>(columns));
     for (auto operation : operations) {
       SameBits<float, TypeParam> same(operation, columns);
-      const auto transform = ks::bias(bias) | ks::gelu() | ks::scale(3.0);
       same.check(exec, {1, false, 1}, "", transform);
       for (std::int64_t padding : {0, 4, 1}) same.check(exec, {rows, false, 0, padding}, "", transform);
       same.check(exec, {rows, false, 0, 0, 1}, "", transform);

@@ -1374,17 +1374,24 @@ struct BlockPerRow {
                                    "a row does not fit the registers of a block");
   }
 
-  /// (One H200, this kernel and grid_pipelined_rows, fraction of a copy of 1 GiB: 8193 columns 0.97 both,
-  /// 10001 0.91 and 0.97, 16383 0.90 and 0.96; this and split_rows, microseconds in a CUDA graph: 1 row of
-  /// 12289 columns 3.2 and 2.4, 128 rows 5.1 and 5.4.)
+  /// Which transform it is may not decide, since what is known at run time alone has its bits. (One H200,
+  /// this kernel and grid_pipelined_rows, fraction of a copy of 1 GiB: 8193 columns 0.97 both, 10001 0.91 and
+  /// 0.97, 16383 0.90 and 0.96; this and split_rows, microseconds in a CUDA graph: 1 row of 12289 columns 3.2
+  /// and 2.4, 128 rows 5.1 and 5.4. With transforms, 512 MB of 10001, 12290 and 14001 columns: a temperature
+  /// 0.81 and 0.96, 0.84 and 0.97, 0.81 and 0.97, a mask 0.92 and 0.94, 0.93 and 0.98, 0.91 and 0.98, a bias
+  /// for all rows 0.82 and 0.91, 0.84 and 0.94, 0.81 and 0.96, GELU 0.93 and 0.90, 0.91 and 0.94, 0.91 and
+  /// 0.97, a temperature and a mask 0.84 and 0.79, 0.80 and 0.86, 0.80 and 0.92, but a factor, a bias, a mask
+  /// and a causal mask 0.80 and 0.70, 0.78 and 0.67, 0.48 and 0.67; with a bias 1 row of 14001 columns 6.0
+  /// and 3.0, 128 rows 8.3 and 7.1, but of 8191 columns 6.1 and 8.7.)
   template <class Exec, class Problem>
   static std::string_view advise_against(const Exec& exec, const Problem& problem) {
     using Plan = RowInRegistersPlan<Problem>;
-    constexpr bool is_float_alone = std::is_same_v<typename Problem::In, float> &&
-                                    std::is_same_v<typename Problem::Out, float> &&
-                                    std::is_same_v<typename Problem::Transform, BoundIdentity>;
+    constexpr bool is_float =
+        std::is_same_v<typename Problem::In, float> && std::is_same_v<typename Problem::Out, float>;
+    constexpr index_type longest_here =
+        std::is_same_v<typename Problem::Transform, BoundIdentity> ? 256 * Plan::interleaved_elements : 12288;
     const index_type columns = problem.geometry.columns;
-    if (is_float_alone && Plan::interleaves(columns) && columns > 256 * Plan::interleaved_elements &&
+    if (is_float && Plan::interleaves(columns) && columns > longest_here &&
         exec.cuda_device_prop().major >= 9)
       return "long rows that are no whole vectors are faster in slices";
     return {};
