@@ -713,9 +713,9 @@ struct RingCursor {
   }
 };
 
-/// What a block does. Publishers and finishers are in line: behind a call the compiler no longer knows that a
-/// slot is shared memory. (One H200, 65536 columns of bfloat16 with one bias for all rows: 0.46 of a copy of
-/// all bytes for 0.65.)
+/// What a block does. Publishers and finishers are in line, lambdas too where many kernels share a
+/// translation unit: behind a call the compiler no longer knows that a slot is shared memory. (One H200,
+/// 65536 columns of bfloat16 with one bias for all rows: 0.46 of a copy of all bytes for 0.65.)
 template <class Problem, bool parks = false>
 struct GridPipelinedBlock {
   using In = typename Problem::In;
@@ -1026,7 +1026,7 @@ struct GridPipelinedBlock {
 
   /// Calls use(transform of the slice's row), which has its operands where they are staged.
   template <class Use>
-  __device__ void with_transform(const SliceInSlot<Problem>& in, const Use& use) const {
+  __device__ __forceinline__ void with_transform(const SliceInSlot<Problem>& in, const Use& use) const {
     const auto transform = prepared_stage<Acc>(problem.transform.at_row(in.row), in.first_column);
     if constexpr (stages_operands<Problem>) {
       if (shape.operand_slots > 0) {
@@ -1360,19 +1360,20 @@ struct GridPipelinedBlock {
     if (may_drop_ends && kept(in) == 0) {
       if (lane == 0) ring[at.slot].of_warp[warp] = PartialSoftmax<Acc>::none();
     } else {
-      with_transform(in, [&](const auto& transform) {
-        const auto reduce = [&](const auto& rest, const auto& mask) {
-          const PartialSoftmax<Acc> found = Part::takes_units(slice, transform, in.first_column)
-                                                ? reduce_in_slot<false>(in, slice, warp, rest, mask)
-                                                : reduce_in_slot<true>(in, slice, warp, rest, mask);
-          if (lane == 0) ring[at.slot].of_warp[warp] = found;
-        };
-        if constexpr (masks_in_slot) {
-          reduce(without_mask<Transform>(transform), mask_of_row<Transform>(transform));
-        } else {
-          reduce(transform, BoundIdentity::Row{});
-        }
-      });
+      with_transform(
+          in, [&](const auto& transform) __attribute__((always_inline)) {
+            const auto reduce = [&](const auto& rest, const auto& mask) __attribute__((always_inline)) {
+              const PartialSoftmax<Acc> found = Part::takes_units(slice, transform, in.first_column)
+                                                    ? reduce_in_slot<false>(in, slice, warp, rest, mask)
+                                                    : reduce_in_slot<true>(in, slice, warp, rest, mask);
+              if (lane == 0) ring[at.slot].of_warp[warp] = found;
+            };
+            if constexpr (masks_in_slot) {
+              reduce(without_mask<Transform>(transform), mask_of_row<Transform>(transform));
+            } else {
+              reduce(transform, BoundIdentity::Row{});
+            }
+          });
     }
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
