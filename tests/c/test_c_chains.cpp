@@ -148,13 +148,13 @@ void same_bits_without_kernels_of_its_own() {
       });
       const bool is_bias = !std::is_same_v<Exec, Kokkos::DefaultHostExecutionSpace> && chain.size() == 1 &&
                            chain[0].kind == KOKKOSSOFTMAX_BIAS;
-      // So are those with a temperature, whose quotients are coarser besides.
-      const bool has_temperature =
-          !std::is_same_v<Exec, Kokkos::DefaultHostExecutionSpace> &&
-          std::any_of(chain.begin(), chain.end(), [](const kokkossoftmax_transform& one) {
-            return one.kind == KOKKOSSOFTMAX_TEMPERATURE;
-          });
-      if ((only_drops || is_bias || has_temperature) && sizeof(T) == 2) continue;
+      // So are those with a temperature, whose quotients are coarser besides: of 14001 columns that shows.
+      const bool has_temperature = std::any_of(
+          chain.begin(), chain.end(),
+          [](const kokkossoftmax_transform& one) { return one.kind == KOKKOSSOFTMAX_TEMPERATURE; });
+      const bool is_coarse =
+          !std::is_same_v<Exec, Kokkos::DefaultHostExecutionSpace> && has_temperature && columns == 14001;
+      if ((only_drops || is_bias || is_coarse) && sizeof(T) == 2) continue;
       Steps longer = chain;
       longer.insert(longer.end(), 2, step(KOKKOSSOFTMAX_SCALE, 1));
       for (const Call call : {softmax, log_softmax}) {

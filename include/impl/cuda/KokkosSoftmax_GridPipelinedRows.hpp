@@ -23,9 +23,10 @@
 /// slices; the results are those of the other way). There is no storer then.
 ///
 /// Operands of a transform whose columns lie side by side are copied along, to slots of their own behind the
-/// others. A float's transformed logit goes back to its slot, and so do what a mask leaves of 16 bits and
-/// the exponential of a bfloat16's transformed logit (PackedExponentials): these need their operands until a
-/// slice is reduced, others (half, and log_softmax of bfloat16) until it is finished.
+/// others; those of few slices that are the same for all rows once. A float's transformed logit goes back to
+/// its slot, and so do what a mask leaves of 16 bits, alone or among factors, and the exponential of a
+/// bfloat16's transformed logit (PackedExponentials): these need their operands until a slice is reduced,
+/// others (of half, and of log_softmax of bfloat16) until it is finished.
 ///
 /// What was measured, as fractions of a copy of 1 GiB on one H200. Float: warps that do all of it in turn
 /// 0.8, since they wait for copies while results are there, or for results while copies are; slices that wait
@@ -143,13 +144,6 @@ struct GridPipelinedShape {
   /// 65536 3770, 4110, 4165, 393216 3840, 4270, 4325.)
   static constexpr int slices_read_at_once = 3;
 
-  index_type slices;      ///< of a row
-  index_type runs;        ///< of slices, see ReductionPlan
-  int slices_a_ticket;    ///< neighbours, of one row or several; of the last ticket perhaps fewer
-  bool whole_rows;        ///< whether a ticket has all slices of its rows: no block has to hear of another's
-  index_type all_slices;  ///< of the tickets of a launch
-  index_type tickets;     ///< of a launch
-  double rows_a_slice;    ///< 1 / slices
   /// Of rows that have the same operands, the slices at most that each have theirs in a place of their own,
   /// if as many slots are left at least. (One H200, fractions of a copy, copied with each slice and so:
   /// float, a mask for all rows 8191 columns 0.90 and 0.97, 10001 0.82 and 0.91, 32768, four slices, 0.93 and
@@ -159,6 +153,13 @@ struct GridPipelinedShape {
   /// 0.93, 0.49 and 0.62, 0.60 and 0.67, but of four slices and three slots 65536 0.74 and 0.67.)
   static constexpr index_type most_slices_with_operands = 4;
 
+  index_type slices;      ///< of a row
+  index_type runs;        ///< of slices, see ReductionPlan
+  int slices_a_ticket;    ///< neighbours, of one row or several; of the last ticket perhaps fewer
+  bool whole_rows;        ///< whether a ticket has all slices of its rows: no block has to hear of another's
+  index_type all_slices;  ///< of the tickets of a launch
+  index_type tickets;     ///< of a launch
+  double rows_a_slice;    ///< 1 / slices
   /// A block's first, which it does not draw: the way to the counter and back comes before anything else. As
   /// many as it may have under way at once. (One H200, microseconds in a CUDA graph without and with: float
   /// 64 x 128256 21.6 and 21.0, 48 x 128256 16.7 and 15.7, 32 x 128256 12.0 and 11.4, 512 x 16385 21.4 and
@@ -731,8 +732,7 @@ struct GridPipelinedBlock {
   static constexpr bool has_logits = Part::has_transform && (std::is_same_v<In, Acc> || Part::packed);
   /// Of pairs of 16 bits that become floats, a mask among factors, temperatures and ends: what it drops
   /// becomes -inf in the slot while its logits are still pairs, and stays that, whatever is done to it.
-  static constexpr bool masks_in_slot =
-      Part::unpacked && PartsOfChain<Transform>::masks == 1 && PartsOfChain<Transform>::others == 0;
+  static constexpr bool masks_in_slot = Part::unpacked && is_masked_product<Transform>;
   static constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
 
   const Problem& problem;
@@ -767,6 +767,7 @@ struct GridPipelinedBlock {
     if constexpr (stages_operands<Problem>) return shape.operands_stay;
     return false;
   }
+  __device__ bool operands_take_turns() const { return shape.operand_slots > 0 && !operands_stay(); }
   __device__ char* operand_slot(int s) const {
     return slots + shape.slots * shape.slot_bytes + s * shape.operand_slot_bytes;
   }
@@ -862,14 +863,9 @@ struct GridPipelinedBlock {
       const int to_end = columns_to_end(position, slice);
       mbarrier_wait_parity(&next.empty, at.parity);
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      if (operands_stay()) {
-        fill(at, static_cast<int>(slice), position, slice, use, to_end);
-      } else {
-        if (shape.operand_slots > 0)
-          mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
-        fill(at, operands.slot, position, slice, use, to_end);
-        if (shape.operand_slots > 0) operands.advance(shape.operand_slots);
-      }
+      if (operands_take_turns()) mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
+      fill(at, operands_stay() ? static_cast<int>(slice) : operands.slot, position, slice, use, to_end);
+      if (operands_take_turns()) operands.advance(shape.operand_slots);
       ++copies;
       at.advance(turn());
       if (--left > 0 && !shape.rereads) next_slice(position, slice);
@@ -1001,8 +997,7 @@ struct GridPipelinedBlock {
   /// The same for what is staged with a slice.
   template <class Use>
   __device__ void with_copies_of_operands(const SliceInSlot<Problem>& in, const Use& use) const {
-    if (shape.operand_slots > 0 && !operands_stay())
-      with_copies(in.row, in.operand_slot, in.first_column, kept(in), use);
+    if (operands_take_turns()) with_copies(in.row, in.operand_slot, in.first_column, kept(in), use);
   }
   __device__ void copy_operands_that_stay() const {
     const auto with_all_copies = [&](const auto& use) {
@@ -1580,14 +1575,10 @@ struct GridPipelinedBlock {
 /// a mask 8191 0.84 and 0.95, 16381 0.88 and 0.98, 65536 0.90 both.)
 template <class Problem, bool parks>
 inline constexpr int groups_of_publishers = [] {
-  using Parts = PartsOfChain<typename Problem::Transform>;
-  constexpr bool is_masked_product =
-      Parts::masks == 1 && Parts::factors + Parts::temperatures > 0 && Parts::others == 0;
+  using Transform = typename Problem::Transform;
   if (sizeof(typename Problem::In) == 2) return 2;
-  return sizeof(typename Problem::In) == 4 && !parks &&
-                 (operands_of<typename Problem::Transform> == 0 || is_masked_product)
-             ? 2
-             : 1;
+  const bool fits = sizeof(typename Problem::In) == 4 && !parks;
+  return fits && (operands_of<Transform> == 0 || is_masked_product<Transform>) ? 2 : 1;
 }();
 
 /// setmaxnreg exists for compute capability 9.0a alone.

@@ -117,6 +117,13 @@ inline constexpr bool keeps_rows_packed = [] {
 template <class Bound>
 inline constexpr bool has_packed_mask = keeps_rows_packed<Bound>&& PartsOfChain<Bound>::masks == 1;
 
+/// Whether it has a mask among factors, temperatures and ends, and is more than a mask.
+template <class Bound>
+inline constexpr bool is_masked_product = [] {
+  using Parts = PartsOfChain<Bound>;
+  return Parts::masks == 1 && Parts::factors + Parts::temperatures > 0 && Parts::others == 0;
+}();
+
 /// Whether values stay what they are, but for what a mask drops.
 template <class Bound>
 inline constexpr bool only_masks = [] {
