@@ -5,8 +5,7 @@
 // without a transform.
 
 #include <impl/cuda/KokkosSoftmax_SplitGemmKernels.hpp>
-
-#include <cudaTypedefs.h>
+#include <impl/cuda/KokkosSoftmax_TensorMap.hpp>
 
 #include <iterator>
 
@@ -239,23 +238,6 @@ int multiprocessors() {
   if (cudaGetDevice(&device) != cudaSuccess) return 1;
   if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
   return count;
-}
-
-PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
-  static const auto encoder = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-#else
-    const cudaError_t error =
-        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found);
-#endif
-    if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) entry = nullptr;
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
-  }();
-  return encoder;
 }
 
 /// K, row, high or low; boxes of one K step by `box_rows` rows.

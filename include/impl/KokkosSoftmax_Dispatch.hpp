@@ -122,7 +122,7 @@ struct Candidate {
 ///   template <class Exec, class Problem>
 ///   static std::string_view refuse(const Exec&, const Problem&);             why not this call; empty: it
 ///   can
-/// and what the visitor calls. It may have
+/// and what the visitors call. It may have
 ///   static std::string_view advise_against(const Exec&, const Problem&);     why it can but, unless forced,
 ///   leaves the call to a later one.
 template <class... Implementations>
@@ -133,6 +133,12 @@ struct CandidateList {
     std::vector<std::string> all;
     ((supports_any<Implementations, Exec, Problems...> ? all.push_back(Implementations::name) : void()), ...);
     return all;
+  }
+
+  /// Those that support the types.
+  template <class Exec, class Problem, class Visitor>
+  static void for_each(Visitor&& visit) {
+    (visit_supported<Implementations, Exec, Problem>(visit), ...);
   }
 
   /// Whether one of them takes the call where none is forced.
@@ -153,6 +159,11 @@ struct CandidateList {
  private:
   template <class Implementation, class Exec, class... Problems>
   static constexpr bool supports_any = (Implementation::template supports<Exec, Problems> || ...);
+
+  template <class Implementation, class Exec, class Problem, class Visitor>
+  static void visit_supported(Visitor& visit) {
+    if constexpr (Implementation::template supports<Exec, Problem>) visit(Implementation{});
+  }
 
   static constexpr std::string_view unsupported_types = "does not support these types on this backend";
 

@@ -13,8 +13,10 @@
 #include <impl/portable/KokkosSoftmax_StridedRows.hpp>
 #include <impl/portable/KokkosSoftmax_TeamRows.hpp>
 #if defined(KOKKOS_ENABLE_CUDA)
+#include <impl/cuda/KokkosSoftmax_BlockPerTile.hpp>
 #include <impl/cuda/KokkosSoftmax_CudaRuntime.hpp>
 #include <impl/cuda/KokkosSoftmax_GridPipelinedRows.hpp>
+#include <impl/cuda/KokkosSoftmax_GridPipelinedTiles.hpp>
 #include <impl/cuda/KokkosSoftmax_RowInRegisters.hpp>
 #include <impl/cuda/KokkosSoftmax_SplitRows.hpp>
 #include <impl/cuda/KokkosSoftmax_TiledLogits.hpp>
@@ -23,11 +25,13 @@
 
 namespace KokkosSoftmax::impl {
 
-/// Tuned first; the portable kernel that takes everything last. strided_rows and split_team_rows accept by
-/// layout and length alone (see their files), because they do not give the bits of team_rows.
+/// Tuned first; the portable kernel that takes everything last. block_per_tile, grid_pipelined_tiles,
+/// strided_rows and split_team_rows accept by layout and length alone (see their files), because they do not
+/// give each other's bits, nor those of team_rows.
 #if defined(KOKKOS_ENABLE_CUDA)
-using SoftmaxCandidates = CandidateList<TiledRows, TiledLogits, WarpPerRow, BlockPerRow, SplitRows,
-                                        GridPipelinedRows, SimdRows, StridedRows, SplitTeamRows, TeamRows>;
+using SoftmaxCandidates =
+    CandidateList<TiledRows, TiledLogits, WarpPerRow, BlockPerRow, SplitRows, GridPipelinedRows, BlockPerTile,
+                  GridPipelinedTiles, SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 #elif defined(KOKKOS_ENABLE_HPX)
 // SimdRows leans on launches that have ended when they return.
 using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;
@@ -42,8 +46,8 @@ void run_rows_by(const Exec& exec, const Problem& problem, const char* operation
                      [&](auto implementation) { implementation.run(exec, problem); });
 }
 
-/// Makes all that run_rows_by would have to make: the scratch, and, by a launch over no rows, what a backend
-/// does at the first launch of a kernel.
+/// Makes all that run_rows_by would have to make: the scratch, also of those that take shorter rows, and, by
+/// a launch over no rows, what a backend does at the first launch of a kernel.
 template <class Candidates, class Exec, class Problem>
 void reserve_rows_by(const Exec& exec, const Problem& problem, const char* operation) {
   Candidates::choose(operation, exec, problem, [&](auto implementation) {
@@ -51,6 +55,10 @@ void reserve_rows_by(const Exec& exec, const Problem& problem, const char* opera
     Problem no_rows = problem;
     no_rows.geometry.rows = 0;
     implementation.run(exec, no_rows);
+  });
+  Candidates::template for_each<Exec, Problem>([&](auto implementation) {
+    if constexpr (requires { implementation.reserve_for_shorter_rows(exec, problem); })
+      implementation.reserve_for_shorter_rows(exec, problem);
   });
 }
 

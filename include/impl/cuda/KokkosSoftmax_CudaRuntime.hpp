@@ -106,14 +106,14 @@ bool has_grid_dependency_wait(Kernel* kernel) {
 /// dependent launch).
 template <class... Arguments>
 void launch_kernel(const Kokkos::Cuda& exec, void (*kernel)(Arguments...), bool early, unsigned blocks,
-                   int threads, std::size_t shared_bytes,
+                   dim3 threads, std::size_t shared_bytes,
                    const std::type_identity_t<Arguments>&... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);
-  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = exec.cuda_stream();
   config.attrs = &attribute;

@@ -172,7 +172,7 @@ struct CudaWorkspace {
 /// Launches a grid whose blocks wait for each other: all of them resident or none. The kernel begins with
 /// grid_dependency_wait(), see launch_kernel.
 template <class... Parameters, class... Arguments>
-void launch_cooperatively(const Kokkos::Cuda& exec, void (*kernel)(Parameters...), dim3 blocks, int threads,
+void launch_cooperatively(const Kokkos::Cuda& exec, void (*kernel)(Parameters...), dim3 blocks, dim3 threads,
                           std::size_t shared_bytes, const Arguments&... arguments) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeCooperative;
@@ -181,7 +181,7 @@ void launch_cooperatively(const Kokkos::Cuda& exec, void (*kernel)(Parameters...
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = exec.cuda_stream();
   config.attrs = attributes;
@@ -198,11 +198,14 @@ struct CooperativeLimits {
   int l2_bytes = 0;
   const char* refusal = nullptr;
 
-  /// `kernel` with as much shared memory as the device gives a block where `all_shared`, else none.
+  /// As much shared memory as the device gives a block.
+  static constexpr int all_shared = -1;
+
+  /// `kernel` with so much shared memory that it asks for when it is launched.
   template <class Kernel>
-  static CooperativeLimits ask(Kernel kernel, int device, int threads, bool all_shared) {
+  static CooperativeLimits ask(Kernel kernel, int device, int threads, int shared) {
     CooperativeLimits limits;
-    int major = 0, cooperative = 0, static_bytes = 0;
+    int major = 0, cooperative = 0;
     check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
                "cudaDeviceGetAttribute");
     check_cuda(cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device),
@@ -226,12 +229,12 @@ struct CooperativeLimits {
                "cudaDeviceGetAttribute");
     check_cuda(cudaDeviceGetAttribute(&limits.l2_bytes, cudaDevAttrL2CacheSize, device),
                "cudaDeviceGetAttribute");
-    if (all_shared) {
+    if (shared != 0) {
       check_cuda(
           cudaDeviceGetAttribute(&limits.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
           "cudaDeviceGetAttribute");
-      static_bytes = static_cast<int>(attributes.sharedSizeBytes);
-      limits.shared_bytes -= static_bytes;
+      limits.shared_bytes -= static_cast<int>(attributes.sharedSizeBytes);
+      if (shared != all_shared) limits.shared_bytes = std::min(limits.shared_bytes, shared);
       check_cuda(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limits.shared_bytes),
           "cudaFuncSetAttribute");
@@ -248,14 +251,14 @@ struct CooperativeLimits {
 /// that it launches: nvcc gives every translation unit a kernel of its own, and attributes are set for that
 /// one alone.
 template <class Kernel>
-const CooperativeLimits& cooperative_limits(Kernel kernel, int device, int threads, bool all_shared) {
+const CooperativeLimits& cooperative_limits(Kernel kernel, int device, int threads, int shared) {
   static std::mutex mutex;
   static std::map<std::pair<const void*, int>, CooperativeLimits> known;
   const std::pair<const void*, int> key{reinterpret_cast<const void*>(kernel), device};
   const std::lock_guard lock(mutex);
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
-  return known.emplace(key, CooperativeLimits::ask(kernel, device, threads, all_shared)).first->second;
+  return known.emplace(key, CooperativeLimits::ask(kernel, device, threads, shared)).first->second;
 }
 
 }  // namespace KokkosSoftmax::impl

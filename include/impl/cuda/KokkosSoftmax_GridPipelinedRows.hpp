@@ -1924,7 +1924,8 @@ struct GridPipelinedRows {
   template <class Problem, bool parks = false>
   static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
     return cooperative_limits(&grid_pipelined_rows_kernel<Problem, parks>, exec.cuda_device(),
-                              GridPipelinedShape::threads(groups_of_publishers<Problem, parks>), true);
+                              GridPipelinedShape::threads(groups_of_publishers<Problem, parks>),
+                              CooperativeLimits::all_shared);
   }
 };
 

@@ -66,6 +66,31 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d(std::uint32_t to, const 
       : "memory");
 }
 
+/// cp.async.bulk.tensor.4d, likewise.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d(std::uint32_t to, const CUtensorMap* map, int c0,
+                                                        int c1, int c2, int c3, std::uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+      "%5}], [%6];" ::"r"(to),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      : "memory");
+#endif
+}
+
+/// cp.async.bulk.tensor.4d.global.shared::cta.bulk_group: a box from shared memory to a tensor in global
+/// memory, in a bulk group of its own; what lies outside of the tensor is left out.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const CUtensorMap* map, int c0, int c1, int c2,
+                                                              int c3, std::uint32_t from) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
 /// prefetch.tensormap ("prefetch, prefetchu")
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -105,6 +105,20 @@ __device__ __forceinline__ void cp_async_16_by_l1(std::uint32_t to, const void* 
 #endif
 }
 
+/// The same of 4 or 8 bytes.
+template <int bytes>
+__device__ __forceinline__ void cp_async_by_l1(std::uint32_t to, const void* from) {
+  static_assert(bytes == 4 || bytes == 8);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+               "n"(bytes)
+               : "memory");
+#elif defined(__CUDA_ARCH__)
+  using Bytes = std::conditional_t<bytes == 4, std::uint32_t, std::uint64_t>;
+  *static_cast<Bytes*>(__cvta_shared_to_generic(to)) = *static_cast<const Bytes*>(from);
+#endif
+}
+
 /// prmt.b32 ("Data Movement and Conversion Instructions: prmt"), whose selectors may ask for a byte's first
 /// bit eight times, which __byte_perm's do not.
 __device__ __forceinline__ unsigned prmt(unsigned a, unsigned b, unsigned selectors) {
@@ -324,6 +338,18 @@ __device__ __forceinline__ unsigned clock_cycles() {
 /// threads, whole warps; 0 is the one of __syncthreads().
 __device__ __forceinline__ void barrier_sync(int barrier, int threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/// barrier.cta.red.and.pred (ibidem): whether it holds for all of them.
+__device__ __forceinline__ bool barrier_all(int barrier, int threads, bool holds) {
+  std::uint32_t all = 0;
+  asm volatile(
+      "{ .reg .pred p, q; setp.ne.u32 p, %3, 0; barrier.cta.red.and.pred q, %1, %2, p; "
+      "selp.u32 %0, 1, 0, q; }"
+      : "=r"(all)
+      : "r"(barrier), "r"(threads), "r"(static_cast<std::uint32_t>(holds))
+      : "memory");
+  return all != 0;
 }
 
 /// griddepcontrol.wait ("Parallel Synchronization and Communication Instructions: griddepcontrol"): until the

@@ -305,7 +305,7 @@ struct SplitRows {
 
   template <class Shape, class Problem>
   static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
-    return cooperative_limits(&split_rows_kernel<Shape, Problem>, exec.cuda_device(), Shape::threads, false);
+    return cooperative_limits(&split_rows_kernel<Shape, Problem>, exec.cuda_device(), Shape::threads, 0);
   }
 };
 

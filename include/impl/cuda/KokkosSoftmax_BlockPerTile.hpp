@@ -1,0 +1,132 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The CUDA kernel for short rows whose columns are not contiguous: a block has a tile of them (see
+/// KokkosSoftmax_RowTiles.hpp), all of their columns, in its registers. x is read once.
+
+#ifndef KOKKOSSOFTMAX_BLOCKPERTILE_HPP
+#define KOKKOSSOFTMAX_BLOCKPERTILE_HPP
+
+#include <impl/cuda/KokkosSoftmax_RowTiles.hpp>
+
+#include <algorithm>
+#include <string_view>
+
+namespace KokkosSoftmax::impl {
+
+/// A thread: lane threadIdx.x across rows, slot threadIdx.y along columns.
+template <int columns_of_thread, int rows_of_lane, class Problem>
+__global__ void __launch_bounds__(512, 2) block_per_tile_kernel(const __grid_constant__ Problem problem) {
+  using Mine = PartOfTile<columns_of_thread, rows_of_lane, Problem>;
+  using Result = typename Mine::Result;
+  using Acc = typename Problem::Acc;
+  extern __shared__ uint4 shared_of_tile[];
+  grid_dependency_wait();
+  if (problem.geometry.rows == 0) return;
+  const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x),
+            slot = static_cast<int>(threadIdx.y), slots = static_cast<int>(blockDim.y);
+  const typename Mine::Place place(problem.geometry,
+                                   (static_cast<index_type>(blockIdx.x) * lanes + lane) * rows_of_lane,
+                                   static_cast<index_type>(slot) * columns_of_thread);
+  Mine mine;
+  {
+    typename Mine::Raw raw[columns_of_thread];
+    Mine::load(problem, place, raw);
+    mine.take(raw);
+  }
+  const bool softmax = problem.operation == Operation::softmax;
+  Acc max[rows_of_lane];
+  Result result[rows_of_lane];
+  if (slots == 1) {
+    Mine::maxima(mine.top(), max);
+#pragma unroll
+    for (int v = 0; v < rows_of_lane; ++v)
+      result[v] = Result(problem.operation, Mine::Part::share(max[v], mine.sum(max[v], v, softmax)));
+  } else {
+    const SharedTile<rows_of_lane, Problem> shared(shared_of_tile, lanes, slots);
+    auto* const results = reinterpret_cast<Result*>(shared.tops + slots * lanes);
+    shared.reduce(
+        mine, softmax, lane, lanes, slot, slots, max, [] { __syncthreads(); },
+        [&](int row, const PartialSoftmax<Acc>& partial) {
+          results[row] = Result(problem.operation, partial);
+        });
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < rows_of_lane; ++v) result[v] = results[lane * rows_of_lane + v];
+  }
+  if (problem.operation == Operation::logsumexp) {
+    if (slot == 0) write_logsumexp(problem, place, result);
+  } else {
+    mine.write(problem, place, max, result);
+  }
+}
+
+struct BlockPerTile {
+  static constexpr const char* name = "block_per_tile";
+
+  template <class Exec, class Problem>
+  static constexpr bool supports = row_tiles_support<Exec, Problem>;
+
+  template <class Exec, class Problem>
+  static std::string_view refuse(const Exec&, const Problem& problem) {
+    if (!problem.axis_is_strided) return "the axis is the fastest dimension in memory";
+    if (slices_of_tiles(problem) > 1) return "rows are too long";
+    return {};
+  }
+
+  template <class Exec, class Problem>
+  static void run(const Exec& exec, const Problem& problem) {
+    // `reserve` launches over no rows: that loads all kernels, which a capture could not do.
+    const bool no_rows = problem.geometry.rows == 0, pairs = rows_come_in_pairs(problem);
+    if constexpr (PartOfSlice<Problem>::packed) {
+      if (pairs || no_rows) launch<2>(exec, problem);
+    }
+    if (!pairs || no_rows) launch<1>(exec, problem);
+  }
+
+  template <class Exec, class Problem>
+  static void reserve(const Exec&, const Problem&) {}
+
+ private:
+  static constexpr int fewest_lanes = 32, usual_threads = 256, most_threads = 512;
+  /// Columns of a thread; of the shortest rows.
+  static constexpr int usual_columns = 16, fewest_columns = 8;
+  /// Blocks below which they have no more lanes than they need.
+  static constexpr index_type many_blocks = 1024;
+
+  template <int rows_of_lane, class Problem>
+  static void launch(const Kokkos::Cuda& exec, const Problem& problem) {
+    const index_type columns = problem.geometry.columns;
+    const bool no_rows = problem.geometry.rows == 0;
+    if (columns <= fewest_columns || no_rows) launch_by<fewest_columns, rows_of_lane>(exec, problem);
+    if (columns > fewest_columns || no_rows) launch_by<usual_columns, rows_of_lane>(exec, problem);
+  }
+
+  template <int columns, int rows_of_lane, class Problem>
+  static void launch_by(const Kokkos::Cuda& exec, const Problem& problem) {
+    const index_type all_lanes = ceil_div(problem.geometry.rows, rows_of_lane);
+    const auto slots = static_cast<int>(
+        std::min<index_type>(ceil_div(problem.geometry.columns, columns), most_threads / fewest_lanes));
+    int lanes = 2 * fewest_lanes * slots <= most_threads ? 2 * fewest_lanes : fewest_lanes;
+    while (2 * lanes * slots <= usual_threads && all_lanes >= 2 * lanes * many_blocks) lanes *= 2;
+    while (lanes > 1 && lanes / 2 >= all_lanes) lanes /= 2;
+    const int rows_of_tile = lanes * rows_of_lane;
+    const std::size_t shared_bytes =
+        slots == 1 ? 0
+                   : static_cast<std::size_t>(SharedTile<rows_of_lane, Problem>::bytes(lanes, slots)) +
+                         static_cast<std::size_t>(rows_of_tile) * sizeof(SlicedRowResult<Problem>);
+    constexpr auto kernel = &block_per_tile_kernel<columns, rows_of_lane, Problem>;
+    static const bool early = has_grid_dependency_wait(kernel);
+    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+      launch_kernel(
+          exec, kernel, early,
+          static_cast<unsigned>(std::max<index_type>(1, ceil_div(problem.geometry.rows, rows_of_tile))),
+          dim3(static_cast<unsigned>(lanes), static_cast<unsigned>(slots)), shared_bytes, problem);
+    });
+  }
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif

@@ -1,0 +1,807 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The CUDA kernel for long rows whose columns are not contiguous (compute capability 9.0): tiles of them
+/// (see KokkosSoftmax_RowTiles.hpp) are cut in slices, by length and type alone. Resident blocks draw slices
+/// in order, those of a tile one after the other, into a ring of slots in shared memory. A slice that has
+/// come is reduced, and its rows' (max, sum) told to the other blocks through L2; the block that has a tile's
+/// last slice joins them all and tells the result; a slice is written when that is known, and meanwhile the
+/// next ones come.
+///
+/// Blocks wait for each other: the launch is cooperative, so that all are there, and a block that cannot
+/// write yet goes on with what it has to tell others, in whatever order that comes.
+
+#ifndef KOKKOSSOFTMAX_GRIDPIPELINEDTILES_HPP
+#define KOKKOSSOFTMAX_GRIDPIPELINEDTILES_HPP
+
+#include <impl/cuda/KokkosSoftmax_HopperPtx.hpp>
+#include <impl/cuda/KokkosSoftmax_RowTiles.hpp>
+#include <impl/cuda/KokkosSoftmax_TensorMap.hpp>
+
+#include <algorithm>
+#include <string_view>
+
+namespace KokkosSoftmax::impl {
+
+/// A block: lanes across rows, `slots` along the columns of a slice.
+template <class Problem>
+struct TileBlock {
+  static constexpr int lanes = 32, slots = 8, threads = lanes * slots,
+                       columns_of_thread = columns_of_tile<Problem> / slots;
+  /// With the warps that ask and join, and the one that copies.
+  static constexpr int all_threads(bool boxes) { return threads + (boxes ? 96 : 64); }
+};
+
+struct SliceOfTile {
+  unsigned tile, slice;
+};
+
+/// Slices whose results are joined first, by the block that has the last of them; where there are more, those
+/// of all these then by the block that has the row's last one.
+inline constexpr unsigned tile_slices_joined = 16;
+
+/// How the copy engine takes slices: as boxes of tensors of the rows that are neighbours, the columns, and
+/// two more dimensions of rows.
+struct TileBoxes {
+  CUtensorMap x, y;
+  unsigned tiles_of_inner;  ///< of the rows that are neighbours
+  unsigned extent;          ///< of the next dimension
+};
+
+template <class Problem>
+struct TilesCall {
+  Problem problem;
+  CudaWorkspace workspace;
+  unsigned tickets;  ///< slices of all tiles
+  unsigned slices;   ///< of a tile
+  unsigned tiles;
+  TileBoxes boxes;
+
+  __device__ SliceOfTile slice(unsigned ticket) const {
+    const unsigned tile = ticket / slices;
+    return {tile, ticket - tile * slices};
+  }
+};
+
+/// Slots in turn, and how often each was used.
+struct RingOfTiles {
+  int slot = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance(int slots) {
+    if (++slot == slots) {
+      slot = 0;
+      parity ^= 1u;
+    }
+  }
+};
+
+/// Shared memory of a block. The slots of the ring hold slices while they are on their way and while they
+/// wait, [column][lane].
+template <int rows_of_lane, class Problem>
+struct SharedTiles {
+  using Acc = typename Problem::Acc;
+  using Block = TileBlock<Problem>;
+  static constexpr int columns = Block::columns_of_thread, rows = Block::lanes * rows_of_lane;
+  using Mine = PartOfTile<columns, rows_of_lane, Problem>;
+  using Held = typename Mine::Held;
+  using Raw = typename Mine::Raw;
+  static constexpr int slots = 3;
+  /// Whether memory is copied there by itself: it comes as it is held, and no less than 4 bytes.
+  static constexpr bool copies = sizeof(Raw) == sizeof(Held);
+  static constexpr std::uint32_t slot_bytes = columns_of_tile<Problem> * Block::lanes * sizeof(Held);
+
+  alignas(128) Held held[slots][Block::slots][columns][Block::lanes];
+  ShareSum<Acc> sums[Block::slots][rows];
+  Acc maxima_of_rows[rows];  ///< behind these sums, see SharedTile
+  Held tops[Block::slots][Block::lanes];
+  SlicedRowResult<Problem> results[slots][rows];
+  Acc maxima[slots][rows];  ///< of what is in the slots
+  Mbarrier full[slots];     ///< boxes: a slice has come
+  Mbarrier told[slots];     ///< it has been reduced
+  Mbarrier known[slots];    ///< the results of its rows are there
+  Mbarrier written[slots];  ///< boxes: its outputs are there
+  Mbarrier to_join[slots];  ///< slices up to the next one of these
+  SliceOfTile slice[slots];
+  SliceOfTile to_join_to[slots];
+  SliceOfTile next;
+  unsigned next_ticket;
+};
+
+template <int rows_of_lane, class Problem>
+struct TilesOfBlock {
+  using Shared = SharedTiles<rows_of_lane, Problem>;
+  using Mine = typename Shared::Mine;
+  using Place = typename Mine::Place;
+  using Result = typename Mine::Result;
+  using Acc = typename Problem::Acc;
+  using Words = PartialWords<Acc>;
+  static constexpr int rows = Shared::rows, slots = Shared::slots;
+  /// Whether outputs leave as boxes, too, where logits come so.
+  static constexpr bool stores_boxes = sizeof(typename Problem::Out) == sizeof(typename Problem::In);
+
+  const TilesCall<Problem>& call;
+  Shared& shared;
+  std::uint32_t tag;
+  bool reduces;
+
+  /// Of a tile, for each row: a word of each slice, one of each `tile_slices_joined` of them, and one of all.
+  __device__ Words* words(unsigned tile, unsigned word) const {
+    return call.workspace.template partials<Acc>() +
+           (static_cast<index_type>(tile) * (call.slices + joins() + 1) + word) * rows;
+  }
+  __device__ unsigned joins() const { return (call.slices + tile_slices_joined - 1) / tile_slices_joined; }
+  __device__ Words* results_of(unsigned tile) const { return words(tile, call.slices + joins()); }
+  __device__ unsigned draw() const {
+    return static_cast<unsigned>(atomicAdd(&call.workspace.header->next_ticket, 1ull));
+  }
+  /// By one thread: a slice that is on its way to a slot. Where it is the last of those that are joined, what
+  /// others tell of these can be joined by now.
+  __device__ void comes(int slot, const SliceOfTile& slice, RingOfTiles& to_join) const {
+    shared.slice[slot] = slice;
+    if (slice.slice == call.slices - 1 || (slice.slice + 1) % tile_slices_joined == 0)
+      have_joined(to_join, slice);
+  }
+  __device__ void have_joined(RingOfTiles& to_join, const SliceOfTile& last) const {
+    shared.to_join_to[to_join.slot] = last;
+    mbarrier_arrive(&shared.to_join[to_join.slot]);
+    to_join.advance(slots);
+  }
+  /// By the same one: none comes any more. Every block draws one ticket that is none; who draws the last one
+  /// leaves all ready for the next launch.
+  __device__ void end(int slot, unsigned ticket, RingOfTiles& to_join) const {
+    shared.slice[slot].tile = call.tiles;
+    have_joined(to_join, {call.tiles, 0});
+    if (ticket == call.tickets + gridDim.x - 1) {
+      call.workspace.header->next_ticket = 0;
+      call.workspace.end_launch(tag - 1);
+    }
+  }
+};
+
+/// The threads that reduce slices and form outputs; if not by `boxes`, they fetch and write them as well.
+template <bool boxes, int rows_of_lane, class Problem>
+struct MoversOfTiles : TilesOfBlock<rows_of_lane, Problem> {
+  using Base = TilesOfBlock<rows_of_lane, Problem>;
+  using typename Base::Acc;
+  using typename Base::Mine;
+  using typename Base::Place;
+  using typename Base::Result;
+  using typename Base::Shared;
+  using typename Base::Words;
+  using Held = typename Shared::Held;
+  using Raw = typename Shared::Raw;
+  using Base::call;
+  using Base::reduces;
+  using Base::rows;
+  using Base::shared;
+  using Base::slots;
+  using Base::tag;
+  using Block = TileBlock<Problem>;
+  static constexpr int columns = Shared::columns;
+
+  int thread, lane, slot_of_thread;
+  bool softmax;
+
+  __device__ explicit MoversOfTiles(const Base& base)
+      : Base(base),
+        thread(static_cast<int>(threadIdx.x)),
+        lane(thread % Block::lanes),
+        slot_of_thread(thread / Block::lanes),
+        softmax(call.problem.operation == Operation::softmax) {}
+
+  __device__ static void barrier() { barrier_sync(1, Block::threads); }
+  __device__ static bool all(bool holds) { return barrier_all(1, Block::threads, holds); }
+  __device__ Place place(const SliceOfTile& of) const {
+    index_type first_row = static_cast<index_type>(of.tile) * rows + lane * rows_of_lane;
+    if constexpr (boxes) {
+      // Tiles do not go on in the next dimension.
+      const unsigned outer = of.tile / call.boxes.tiles_of_inner;
+      const RowGeometry& g = call.problem.geometry;
+      const index_type inner = g.extent[g.rank - 1],
+                       in_inner =
+                           static_cast<index_type>(of.tile - outer * call.boxes.tiles_of_inner) * rows +
+                           lane * rows_of_lane;
+      first_row = in_inner < inner ? outer * inner + in_inner : g.rows;
+    }
+    return {call.problem.geometry, first_row,
+            static_cast<index_type>(of.slice) * columns_of_tile<Problem> + slot_of_thread * columns};
+  }
+  /// Of a column of this thread.
+  __device__ Held& held(int slot, int k) const { return shared.held[slot][slot_of_thread][k][lane]; }
+
+  __device__ void fetch(int slot, const SliceOfTile& slice, RingOfTiles& to_join) const {
+    if (thread == 0) this->comes(slot, slice, to_join);
+    const Place at = place(slice);
+    if constexpr (Shared::copies) {
+      const char* from = reinterpret_cast<const char*>(Mine::first_of_x(call.problem, at));
+      const index_type distance = Mine::x_distance(call.problem);
+      const std::uint32_t to = shared_address(&held(slot, 0));
+      for_columns<columns>(at.count, [&](int k) {
+        cp_async_by_l1<sizeof(Held)>(to + k * Block::lanes * static_cast<int>(sizeof(Held)), from);
+        from += distance;
+      });
+    } else {
+      Mine mine;
+      Raw raw[columns];
+      Mine::load(call.problem, at, raw);
+      mine.take(raw);
+      put(slot, mine);
+    }
+    cp_async_commit_group();
+  }
+  __device__ void put(int slot, const Mine& mine) const {
+#pragma unroll
+    for (int k = 0; k < columns; ++k) held(slot, k) = mine.held[k];
+  }
+  __device__ void get(int slot, Mine& mine) const {
+#pragma unroll
+    for (int k = 0; k < columns; ++k) mine.held[k] = held(slot, k);
+  }
+  /// What has come.
+  __device__ void take(int slot, const Place& at, Mine& mine) const {
+    if constexpr (Shared::copies) {
+      Raw raw[columns];
+#pragma unroll
+      for (int k = 0; k < columns; ++k) raw[k] = bits_as<Raw>(held(slot, k));
+      if (at.count < columns) {
+#pragma unroll
+        for (int k = 0; k < columns; ++k) raw[k] = k < at.count ? raw[k] : Mine::nothing();
+      }
+      mine.take(raw);
+    } else {
+      get(slot, mine);
+    }
+  }
+
+  /// Reduces a slice and tells of it.
+  __device__ void reduce(int slot) const {
+    const SliceOfTile slice = shared.slice[slot];
+    Mine mine;
+    take(slot, place(slice), mine);
+    Acc max[rows_of_lane];
+    const SharedTile<rows_of_lane, Problem> of_tile(shared.sums, Block::lanes, Block::slots);
+    of_tile.reduce(
+        mine, softmax, lane, Block::lanes, slot_of_thread, Block::slots, max, [] { barrier(); },
+        [&](int row, const PartialSoftmax<Acc>& partial) {
+          Words::publish(this->words(slice.tile, slice.slice) + row, partial, tag);
+          shared.maxima[slot][row] = partial.max;
+        });
+    if (thread == 0) mbarrier_arrive(&shared.told[slot]);
+    if constexpr (Mine::Result::keeps_exponentials) {
+      if (softmax) put(slot, mine);
+    }
+  }
+
+  /// Forms the outputs of a slice whose rows' results are known.
+  __device__ void finish(int slot) const {
+    const SliceOfTile slice = shared.slice[slot];
+    Result result[rows_of_lane];
+    Acc max[rows_of_lane];
+#pragma unroll
+    for (int v = 0; v < rows_of_lane; ++v) {
+      result[v] = shared.results[slot][lane * rows_of_lane + v];
+      max[v] = shared.maxima[slot][lane * rows_of_lane + v];
+    }
+    if (reduces) {
+      if (slot_of_thread == 0 && slice.slice == 0) write_logsumexp(call.problem, place(slice), result);
+    } else {
+      Mine mine;
+      get(slot, mine);
+      if constexpr (boxes && Base::stores_boxes) {
+        mine.for_outputs(
+            call.problem.operation, max, result, columns,
+            [&](int k, int, const typename Mine::Put& output) { held(slot, k) = bits_as<Held>(output); });
+      } else {
+        mine.write(call.problem, place(slice), max, result);
+      }
+    }
+    if constexpr (boxes) {
+      fence_proxy_async_shared();  // what was written to the slot comes before the next copy
+      mbarrier_arrive(&shared.written[slot]);
+    }
+  }
+
+  /// Until the slice that is to come first, of so many, is there.
+  __device__ static void wait_for_slice(int coming) {
+    static_assert(slots <= 4);
+    switch (coming) {
+      case 1:
+        return cp_async_wait_group<0>();
+      case 2:
+        return cp_async_wait_group<1>();
+      case 3:
+        return cp_async_wait_group<2>();
+      default:
+        return cp_async_wait_group<3>();
+    }
+  }
+
+  /// All slices that this block draws. Nothing but memory is waited for: what else this block has to do may
+  /// be what it would wait for.
+  __device__ void run() const {
+    if constexpr (boxes) {
+      run_by_boxes();
+    } else {
+      run_by_itself();
+    }
+  }
+
+ private:
+  __device__ void run_by_boxes() const {
+    RingOfTiles oldest, next;
+    int pending = 0;
+    bool ends = false;
+    for (;;) {
+      if (pending > 0 && all(mbarrier_test_parity(&shared.known[oldest.slot], oldest.parity))) {
+        finish(oldest.slot);
+        oldest.advance(slots);
+        --pending;
+      } else if (ends) {
+        if (pending == 0) return;
+      } else if (pending < slots) {
+        if (pending == 0) {
+          mbarrier_wait_parity(&shared.full[next.slot], next.parity);
+        } else if (!all(mbarrier_test_parity(&shared.full[next.slot], next.parity))) {
+          continue;
+        }
+        ends = shared.slice[next.slot].tile == call.tiles;
+        if (ends) {
+          if (thread == 0) mbarrier_arrive(&shared.told[next.slot]);
+          continue;
+        }
+        reduce(next.slot);
+        next.advance(slots);
+        ++pending;
+      }
+    }
+  }
+
+  __device__ void run_by_itself() const {
+    // Slots from `oldest` on: `pending` slices that wait for their rows, then `coming` ones.
+    RingOfTiles oldest, to_join;
+    int pending = 0, coming = 0;
+    bool more = true;  // tickets
+    const auto draw = [&] {
+      if (!more || thread != 0) return;
+      shared.next_ticket = Base::draw();
+      shared.next = call.slice(shared.next_ticket);
+    };
+    draw();
+    unsigned ticket = 0;
+    for (;;) {
+      if (more && pending + coming < slots) {
+        barrier();
+        ticket = shared.next_ticket;
+        more = ticket < call.tickets;
+        if (more) {
+          fetch((oldest.slot + pending + coming) % slots, shared.next, to_join);
+          ++coming;
+          if (pending + coming < slots) {
+            barrier();
+            draw();
+          }
+          continue;
+        }
+      }
+      if (pending > 0 && all(mbarrier_test_parity(&shared.known[oldest.slot], oldest.parity))) {
+        draw();
+        finish(oldest.slot);
+        oldest.advance(slots);
+        --pending;
+      } else if (coming > 0) {
+        wait_for_slice(coming);
+        barrier();  // (which slice that is)
+        reduce((oldest.slot + pending) % slots);
+        ++pending;
+        --coming;
+      } else if (pending == 0) {
+        break;
+      }
+    }
+    barrier();
+    if (thread == 0) {
+      this->end(oldest.slot, ticket, to_join);
+      mbarrier_arrive(&shared.told[oldest.slot]);
+    }
+  }
+};
+
+/// The warp that copies slices by boxes. It draws them as slots become free, and says when there are no more.
+template <int rows_of_lane, class Problem>
+struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
+  using Base = TilesOfBlock<rows_of_lane, Problem>;
+  using Base::call;
+  using Base::reduces;
+  using Base::rows;
+  using Base::shared;
+  using Base::slots;
+  using typename Base::Shared;
+
+  __device__ explicit CopierOfTiles(const Base& base) : Base(base) {}
+
+  /// Where a slice begins.
+  struct Corner {
+    int inner, column, next, last;
+  };
+  __device__ Corner corner(const SliceOfTile& slice) const {
+    const unsigned outer = slice.tile / call.boxes.tiles_of_inner, last = outer / call.boxes.extent;
+    return {static_cast<int>((slice.tile - outer * call.boxes.tiles_of_inner) * rows),
+            static_cast<int>(slice.slice) * columns_of_tile<Problem>,
+            static_cast<int>(outer - last * call.boxes.extent), static_cast<int>(last)};
+  }
+  __device__ void load(int slot, const SliceOfTile& slice, RingOfTiles& to_join) const {
+    this->comes(slot, slice, to_join);
+    mbarrier_arrive_expect_tx(&shared.full[slot], Shared::slot_bytes);
+    const Corner at = corner(slice);
+    cp_async_bulk_tensor_4d(shared_address(shared.held[slot]), &call.boxes.x, at.inner, at.column, at.next,
+                            at.last, shared_address(&shared.full[slot]));
+  }
+  __device__ void store(int slot) const {
+    if (!Base::stores_boxes || reduces) return;
+    const Corner at = corner(shared.slice[slot]);
+    cp_async_bulk_tensor_4d_store(&call.boxes.y, at.inner, at.column, at.next, at.last,
+                                  shared_address(shared.held[slot]));
+  }
+
+  /// By one thread.
+  __device__ void run() const {
+    RingOfTiles at, to_join;
+    int in_use = 0;
+    for (;;) {
+      if (in_use == slots) {
+        mbarrier_wait_parity(&shared.written[at.slot], at.parity);
+        store(at.slot);
+      }
+      const unsigned ticket = this->draw();
+      const bool more = ticket < call.tickets;
+      if (in_use == slots) {
+        cp_async_bulk_wait_group_read<0>();
+        at.advance(slots);
+        --in_use;
+      }
+      const int next = (at.slot + in_use) % slots;
+      if (!more) {
+        this->end(next, ticket, to_join);
+        mbarrier_arrive(&shared.full[next]);
+        break;
+      }
+      load(next, call.slice(ticket), to_join);
+      ++in_use;
+    }
+    for (; in_use > 0; --in_use) {
+      mbarrier_wait_parity(&shared.written[at.slot], at.parity);
+      store(at.slot);
+      at.advance(slots);
+    }
+    cp_async_bulk_wait_group_read<0>();
+  }
+};
+
+/// The warp that joins what the slices of a tile have told, in their order, where its block has the last of
+/// them, and tells the result.
+template <int rows_of_lane, class Problem>
+struct JoinerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
+  using Base = TilesOfBlock<rows_of_lane, Problem>;
+  using Base::call;
+  using Base::rows;
+  using Base::shared;
+  using Base::slots;
+  using Base::tag;
+  using typename Base::Acc;
+  using typename Base::Words;
+  static constexpr unsigned at_once = 8;
+
+  int lane;
+
+  __device__ explicit JoinerOfTiles(const Base& base)
+      : Base(base), lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  /// Adds those of some slices of a row; waits for them.
+  __device__ void join(PartialSoftmax<Acc>& have, const Words* words, unsigned count) const {
+    Words of[at_once];
+    bool known;
+    do {
+      known = true;
+#pragma unroll
+      for (unsigned i = 0; i < at_once; ++i) {
+        if (i < count) of[i] = Words::load(words + i * rows);
+      }
+#pragma unroll
+      for (unsigned i = 0; i < at_once; ++i) known = known && (i >= count || of[i].is_of(tag));
+    } while (!known);
+    PartialSoftmax<Acc> partial[at_once];
+    Acc max = have.max;
+#pragma unroll
+    for (unsigned i = 0; i < at_once; ++i) {
+      partial[i] = i < count ? of[i].value() : PartialSoftmax<Acc>::none();
+      max = Kokkos::fmax(max, partial[i].max);
+    }
+    have.sum.scale(exp_of_difference(have.max - max));
+    have.max = max;
+#pragma unroll
+    for (unsigned i = 0; i < at_once; ++i) {
+      partial[i].sum.scale(exp_of_difference(partial[i].max - max));
+      have.sum.join(partial[i].sum);
+    }
+  }
+
+  /// From so many words of each row on to one.
+  __device__ void join(const Words* from, unsigned count, Words* to) const {
+#pragma unroll 1
+    for (int row = lane; row < rows; row += 32) {
+      auto have = PartialSoftmax<Acc>::none();
+#pragma unroll 1
+      for (unsigned i = 0; i < count; i += at_once)
+        join(have, from + i * rows + row, min(at_once, count - i));
+      Words::publish(to + row, have, tag);
+    }
+  }
+
+  __device__ void run() const {
+    RingOfTiles at;
+    for (;;) {
+      mbarrier_wait_parity(&shared.to_join[at.slot], at.parity);
+      const SliceOfTile last = shared.to_join_to[at.slot];
+      if (last.tile == call.tiles) return;
+      const unsigned which = last.slice / tile_slices_joined, first = which * tile_slices_joined;
+      const unsigned all = this->joins();
+      join(this->words(last.tile, first), last.slice - first + 1,
+           all == 1 ? this->results_of(last.tile) : this->words(last.tile, call.slices + which));
+      if (all > 1 && last.slice == call.slices - 1)
+        join(this->words(last.tile, call.slices), all, this->results_of(last.tile));
+      at.advance(slots);
+    }
+  }
+};
+
+/// The warp that asks for the results of tiles.
+template <int rows_of_lane, class Problem>
+struct AskerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
+  using Base = TilesOfBlock<rows_of_lane, Problem>;
+  using Base::call;
+  using Base::rows;
+  using Base::shared;
+  using Base::slots;
+  using Base::tag;
+  using typename Base::Acc;
+  using typename Base::Result;
+  using typename Base::Words;
+
+  int lane;
+
+  __device__ explicit AskerOfTiles(const Base& base) : Base(base), lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  /// Whether the results of a tile's rows are known, and then in shared memory.
+  __device__ bool results(int slot, unsigned tile) const {
+    constexpr int of_lane = rows / 32;
+    Words of[of_lane];
+    bool known = true;
+#pragma unroll
+    for (int i = 0; i < of_lane; ++i) {
+      of[i] = Words::load(this->results_of(tile) + lane + i * 32);
+      known = known && of[i].is_of(tag);
+    }
+    if (!__all_sync(0xffffffffu, known)) return false;
+#pragma unroll
+    for (int i = 0; i < of_lane; ++i)
+      shared.results[slot][lane + i * 32] = Result(call.problem.operation, of[i].value());
+    return true;
+  }
+
+  __device__ void run() const {
+    // Slices from `first` on, `waiting` of them, are not known yet.
+    RingOfTiles first, next;
+    int waiting = 0;
+    bool more = true;
+    while (more || waiting > 0) {
+      if (more && waiting < slots) {
+        bool told = true;
+        if (waiting == 0) {
+          mbarrier_wait_parity(&shared.told[next.slot], next.parity);
+        } else {
+          told = __all_sync(0xffffffffu, mbarrier_test_parity(&shared.told[next.slot], next.parity));
+        }
+        if (told) {
+          more = shared.slice[next.slot].tile != call.tiles;
+          if (more) {
+            next.advance(slots);
+            ++waiting;
+          }
+        }
+      }
+      if (waiting > 0 && results(first.slot, shared.slice[first.slot].tile)) {
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&shared.known[first.slot]);
+        first.advance(slots);
+        --waiting;
+      }
+    }
+  }
+};
+
+template <bool boxes, int rows_of_lane, class Problem>
+__global__ void __launch_bounds__(TileBlock<Problem>::all_threads(boxes), 2)
+    grid_pipelined_tiles_kernel(const __grid_constant__ TilesCall<Problem> call) {
+  using Shared = SharedTiles<rows_of_lane, Problem>;
+  extern __shared__ uint4 shared_of_tile_block[];
+  // (Boxes lie on boundaries of 128 bytes.)
+  Shared& shared =
+      *reinterpret_cast<Shared*>((reinterpret_cast<std::uintptr_t>(shared_of_tile_block) + 127) / 128 * 128);
+  grid_dependency_wait();
+  const std::uint32_t epoch = call.workspace.epoch();
+  call.workspace.clear_before_first_epoch(epoch);
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < Shared::slots; ++slot) {
+      mbarrier_init(&shared.full[slot], 1);
+      mbarrier_init(&shared.told[slot], 1);
+      mbarrier_init(&shared.known[slot], 1);
+      mbarrier_init(&shared.written[slot], TileBlock<Problem>::threads);
+      mbarrier_init(&shared.to_join[slot], 1);
+    }
+    if constexpr (boxes) fence_mbarrier_init();
+  }
+  __syncthreads();
+  const TilesOfBlock<rows_of_lane, Problem> block{call, shared, CudaWorkspace::tag_of(epoch),
+                                                  call.problem.operation == Operation::logsumexp};
+  constexpr int warps_of_movers = TileBlock<Problem>::threads / 32;
+  switch (threadIdx.x / 32) {
+    case warps_of_movers:
+      return AskerOfTiles<rows_of_lane, Problem>(block).run();
+    case warps_of_movers + 1:
+      return JoinerOfTiles<rows_of_lane, Problem>(block).run();
+    case warps_of_movers + 2:
+      if (threadIdx.x % 32 == 0) CopierOfTiles<rows_of_lane, Problem>(block).run();
+      return;
+    default:
+      return MoversOfTiles<boxes, rows_of_lane, Problem>(block).run();
+  }
+}
+
+struct GridPipelinedTiles {
+  static constexpr const char* name = "grid_pipelined_tiles";
+
+  template <class Exec, class Problem>
+  static constexpr bool supports = row_tiles_support<Exec, Problem>;
+
+  template <class Exec, class Problem>
+  static std::string_view refuse(const Exec& exec, const Problem& problem) {
+    if (!problem.axis_is_strided) return "the axis is the fastest dimension in memory";
+    const index_type slices = slices_of_tiles(problem);
+    if (slices == 1) return "rows are too short";
+    if (slices > most_slices) return "a row has too many slices";
+    const CooperativeLimits& device = limits<false, 1, Problem>(exec);
+    if (device.refusal) return device.refusal;
+    if (slices > device.multiprocessors * device.blocks_a_multiprocessor)
+      return "a row has more slices than blocks can be resident";
+    return {};
+  }
+
+  template <class Exec, class Problem>
+  static void run(const Exec& exec, const Problem& problem) {
+    // `reserve` launches over no rows: that loads all kernels, which a capture could not do.
+    const bool no_rows = problem.geometry.rows == 0, pairs = rows_come_in_pairs(problem);
+    if constexpr (PartOfSlice<Problem>::packed) {
+      if (pairs || no_rows) launch_rows<2>(exec, problem);
+    }
+    if (!pairs || no_rows) launch_rows<1>(exec, problem);
+  }
+
+  template <class Exec, class Problem>
+  static void reserve(const Exec& exec, const Problem& problem) {
+    CudaWorkspace::reserve<typename Problem::Acc>(exec, words(problem));
+  }
+  /// Longer rows are for others: these are warm for shorter ones, too.
+  template <class Exec, class Problem>
+  static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
+    if (problem.axis_is_strided && slices_of_tiles(problem) > most_slices &&
+        limits<false, 1, Problem>(exec).refusal == nullptr)
+      reserve(exec, problem);
+  }
+
+ private:
+  static constexpr index_type most_slices = 256;
+
+  /// For tiles of one or two rows a lane; by boxes there are at most an eighth more (find_boxes).
+  template <class Problem>
+  static index_type words(const Problem& problem) {
+    constexpr int rows = 2 * TileBlock<Problem>::lanes;
+    const index_type tiles = ceil_div(problem.geometry.rows + problem.geometry.rows / 8, rows),
+                     slices = std::min(slices_of_tiles(problem), most_slices);
+    return tiles * rows * (slices + ceil_div(slices, tile_slices_joined) + 1);
+  }
+
+  /// Boxes of x and y, if the copy engine takes them: strides that are multiples of 16 bytes, and rows enough
+  /// side by side.
+  template <int rows_of_lane, class Problem>
+  static bool find_boxes(const Problem& problem, TileBoxes& boxes) {
+    using Tiles = TilesOfBlock<rows_of_lane, Problem>;
+    const RowGeometry& g = problem.geometry;
+    constexpr int rows = Tiles::rows;
+    const int inner = g.rank - 1;
+    if (g.rank < 1 || g.rank > 3 || g.x_stride[inner] != 1) return false;
+    if (g.rank > 1 && g.extent[inner] % rows != 0 && g.extent[inner] < 8 * rows) return false;
+    const auto encode = [&](CUtensorMap& map, const auto* data, index_type column_stride,
+                            const index_type* strides) {
+      using T = std::remove_cvref_t<decltype(*data)>;
+      constexpr auto size = static_cast<index_type>(sizeof(T));
+      const auto extent = [&](int d) { return d < 0 ? cuuint64_t(1) : static_cast<cuuint64_t>(g.extent[d]); };
+      const auto stride = [&](int d) {
+        return static_cast<cuuint64_t>((d < 0 ? 16 / size : strides[d]) * size);
+      };
+      const cuuint64_t extents[] = {extent(inner), static_cast<cuuint64_t>(g.columns), extent(inner - 1),
+                                    extent(inner - 2)};
+      const cuuint64_t distances[] = {static_cast<cuuint64_t>(column_stride * size), stride(inner - 1),
+                                      stride(inner - 2)};
+      bool fits = reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && column_stride > 0;
+      for (int d = 0; d < inner; ++d) fits = fits && strides[d] > 0;
+      for (const cuuint64_t distance : distances)
+        fits = fits && distance % 16 == 0 && distance < cuuint64_t(1) << 40;
+      for (const cuuint64_t all : extents) fits = fits && all < cuuint64_t(1) << 31;
+      if (!fits) return false;
+      const cuuint32_t box[] = {rows, static_cast<cuuint32_t>(columns_of_tile<Problem>), 1, 1},
+                       every[] = {1, 1, 1, 1};
+      constexpr auto type = size == 2   ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                            : size == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
+      return tensor_map_encoder()(&map, type, 4, const_cast<std::remove_const_t<T>*>(data), extents,
+                                  distances, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                  CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    };
+    boxes.tiles_of_inner = static_cast<unsigned>(ceil_div(g.extent[inner], rows));
+    boxes.extent = g.rank > 1 ? static_cast<unsigned>(g.extent[inner - 1]) : 1;
+    if (tensor_map_encoder() == nullptr || !encode(boxes.x, problem.x, g.x_column_stride, g.x_stride))
+      return false;
+    if (problem.operation == Operation::logsumexp || !Tiles::stores_boxes) return true;
+    return g.y_stride[inner] == 1 && encode(boxes.y, problem.y, g.y_column_stride, g.y_stride);
+  }
+
+  template <int rows_of_lane, class Problem>
+  static void launch_rows(const Kokkos::Cuda& exec, const Problem& problem) {
+    const bool no_rows = problem.geometry.rows == 0;
+    TileBoxes boxes{};
+    bool by_boxes = false;
+    if constexpr (SharedTiles<rows_of_lane, Problem>::copies) {
+      by_boxes = find_boxes<rows_of_lane>(problem, boxes);
+      if (by_boxes || no_rows) launch<true, rows_of_lane>(exec, problem, boxes);
+    }
+    if (!by_boxes || no_rows) launch<false, rows_of_lane>(exec, problem, boxes);
+  }
+
+  template <bool by_boxes, int rows_of_lane, class Problem>
+  static void launch(const Kokkos::Cuda& exec, const Problem& problem, const TileBoxes& boxes) {
+    const RowGeometry& g = problem.geometry;
+    constexpr int rows = SharedTiles<rows_of_lane, Problem>::rows;
+    const index_type slices = slices_of_tiles(problem);
+    index_type tiles = ceil_div(g.rows, rows);
+    if (by_boxes && g.rows > 0) tiles = g.rows / g.extent[g.rank - 1] * boxes.tiles_of_inner;
+    const index_type tickets = tiles * slices;
+    const CooperativeLimits& device = limits<by_boxes, rows_of_lane, Problem>(exec);
+    const index_type resident =
+        static_cast<index_type>(device.multiprocessors) * device.blocks_a_multiprocessor;
+    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+      launch_cooperatively(
+          exec, &grid_pipelined_tiles_kernel<by_boxes, rows_of_lane, Problem>,
+          dim3(static_cast<unsigned>(std::clamp<index_type>(tickets, 1, resident))),
+          TileBlock<Problem>::all_threads(by_boxes), shared_bytes<rows_of_lane, Problem>,
+          TilesCall<Problem>{problem, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)),
+                             static_cast<unsigned>(tickets), static_cast<unsigned>(slices),
+                             static_cast<unsigned>(tiles), boxes});
+    });
+  }
+
+  template <int rows_of_lane, class Problem>
+  static constexpr int shared_bytes = sizeof(SharedTiles<rows_of_lane, Problem>) + 112;
+
+  template <bool by_boxes, int rows_of_lane, class Problem>
+  static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
+    return cooperative_limits(&grid_pipelined_tiles_kernel<by_boxes, rows_of_lane, Problem>,
+                              exec.cuda_device(), TileBlock<Problem>::all_threads(by_boxes),
+                              shared_bytes<rows_of_lane, Problem>);
+  }
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif

@@ -1,0 +1,321 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// What the CUDA kernels for rows whose columns are not contiguous have in common (another axis than the last
+/// one of LayoutRight, the last one of LayoutLeft). Neighbouring rows go to neighbouring lanes. A tile is so
+/// many rows and columns as a block has at a time; a thread has some columns of it, one behind the other, of
+/// a row, or, of 16 bits, of two neighbours, which come as a pair.
+///
+/// A row's maximum is exact, and its sum of exponentials formed of a few columns each, which their indices
+/// decide, in fixed point (ShareSum; double: in the order of columns): how many lanes and threads there are
+/// moves no bits.
+
+#ifndef KOKKOSSOFTMAX_ROWTILES_HPP
+#define KOKKOSSOFTMAX_ROWTILES_HPP
+
+#include <impl/cuda/KokkosSoftmax_SlicedRows.hpp>
+
+namespace KokkosSoftmax::impl {
+
+/// Columns of a tile; longer rows are cut in slices of so many.
+template <class Problem>
+inline constexpr int columns_of_tile = sizeof(typename Problem::Acc) == 8 ? 128 : 256;
+
+template <class Problem>
+index_type slices_of_tiles(const Problem& problem) {
+  return ceil_div(problem.geometry.columns, columns_of_tile<Problem>);
+}
+
+/// Whether two rows at a time are neighbours that lie on a boundary of pairs in x and y.
+template <class Problem>
+bool rows_come_in_pairs(const Problem& problem) {
+  if constexpr (PartOfSlice<Problem>::packed) {
+    const RowGeometry& g = problem.geometry;
+    if (g.rank == 0 || g.x_stride[g.rank - 1] != 1 || g.extent[g.rank - 1] % 2 != 0) return false;
+    const auto lies_so = [&](const auto* data, index_type column_stride, const index_type* strides) {
+      bool all = reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(*data)) == 0 && column_stride % 2 == 0;
+      for (int d = 0; d + 1 < g.rank; ++d) all = all && strides[d] % 2 == 0;
+      return all;
+    };
+    return lies_so(problem.x, g.x_column_stride, g.x_stride) &&
+           (problem.operation == Operation::logsumexp ||
+            (g.y_stride[g.rank - 1] == 1 && lies_so(problem.y, g.y_column_stride, g.y_stride)));
+  } else {
+    return false;
+  }
+}
+
+/// use(k) for the first `count` of so many columns. Where all are there, without a predicate for each.
+template <int columns, class Use>
+__device__ __forceinline__ void for_columns(int count, const Use& use) {
+  if (count == columns) {
+#pragma unroll
+    for (int k = 0; k < columns; ++k) use(k);
+  } else {
+#pragma unroll
+    for (int k = 0; k < columns; ++k) {
+      if (k < count) use(k);
+    }
+  }
+}
+
+/// Where a thread's part of a tile lies.
+template <int columns, int rows>
+struct PlaceInTile {
+  index_type first_row, first_column;
+  int count;  ///< of columns
+
+  __device__ PlaceInTile(const RowGeometry& g, index_type first_row_, index_type first_column_)
+      : first_row(first_row_), first_column(first_column_), count(0) {
+    if (exists(g)) {
+      const index_type left = g.columns - first_column;
+      count = left >= columns ? columns : max(static_cast<int>(left), 0);
+    }
+  }
+  __device__ bool exists(const RowGeometry& g) const { return first_row < g.rows; }
+  __device__ RowGeometry::Row row(const RowGeometry& g) const { return g.row(exists(g) ? first_row : 0); }
+};
+
+/// What a thread has of a tile.
+template <int columns, int rows, class Problem>
+struct PartOfTile {
+  using Part = PartOfSlice<Problem>;
+  using Result = SlicedRowResult<Problem>;
+  using Place = PlaceInTile<columns, rows>;
+  using In = typename Problem::In;
+  using Out = typename Problem::Out;
+  using Acc = typename Problem::Acc;
+  static constexpr bool pairs = rows == 2;
+  static_assert(!Part::has_transform && (!pairs || Part::packed));
+  /// As it comes from memory, and as it stays until it is written.
+  using Raw = std::conditional_t<pairs, unsigned, std::conditional_t<sizeof(In) == 2, unsigned short, In>>;
+  using Held = std::conditional_t<pairs, unsigned, Acc>;
+
+  Held held[columns];
+
+  /// -inf, in place of columns that are not there.
+  __device__ static Raw nothing() {
+    if constexpr (sizeof(In) == 2) {
+      return static_cast<Raw>(PackedPair<In>::minus_infinities);
+    } else {
+      return -infinity_v<In>;
+    }
+  }
+  __device__ static const Raw* first_of_x(const Problem& problem, const Place& place) {
+    return reinterpret_cast<const Raw*>(problem.x + place.row(problem.geometry).x_offset +
+                                        place.first_column * problem.geometry.x_column_stride);
+  }
+  /// From column to column, in bytes.
+  __device__ static index_type x_distance(const Problem& problem) {
+    return problem.geometry.x_column_stride * static_cast<index_type>(sizeof(In));
+  }
+
+  /// Nothing is waited for.
+  __device__ static void load(const Problem& problem, const Place& place, Raw (&raw)[columns]) {
+    const char* at = reinterpret_cast<const char*>(first_of_x(problem, place));
+    const index_type distance = x_distance(problem);
+#pragma unroll
+    for (int k = 0; k < columns; ++k) raw[k] = nothing();
+    for_columns<columns>(place.count, [&](int k) {
+      raw[k] = *reinterpret_cast<const Raw*>(at);
+      at += distance;
+    });
+  }
+  __device__ void take(const Raw (&raw)[columns]) {
+#pragma unroll
+    for (int k = 0; k < columns; ++k) {
+      if constexpr (pairs) {
+        held[k] = raw[k];
+      } else {
+        held[k] = load_as<Acc>(bits_as<In>(raw[k]));
+      }
+    }
+  }
+
+  __device__ Acc value(int k, int row) const {
+    if constexpr (pairs) {
+      return row == 0 ? PackedPair<In>::low(held[k]) : PackedPair<In>::high(held[k]);
+    } else {
+      return held[k];
+    }
+  }
+
+  /// The maximum of the columns, of each row.
+  __device__ Held top() const {
+    Held top = held[0];
+#pragma unroll
+    for (int k = 1; k < columns; ++k) top = larger(top, held[k]);
+    return top;
+  }
+  __device__ static Held larger(Held a, Held b) {
+    if constexpr (pairs) {
+      return PackedPair<In>::maximum_or_nan(a, b);
+    } else {
+      return maximum_or_nan(a, b);
+    }
+  }
+  /// At least -largest.
+  __device__ static void maxima(Held top, Acc (&max)[rows]) {
+    if constexpr (pairs) {
+      max[0] = maximum_or_nan(PackedPair<In>::low(top), -largest_v<Acc>);
+      max[1] = maximum_or_nan(PackedPair<In>::high(top), -largest_v<Acc>);
+    } else {
+      max[0] = maximum_or_nan(top, -largest_v<Acc>);
+    }
+  }
+
+  /// Of a row's exponentials below its maximum in the tile, which are left in the registers where the
+  /// outputs of a softmax are made of them.
+  __device__ ShareSum<Acc> sum(Acc max, int row, [[maybe_unused]] bool softmax) {
+    const auto exponential = Part::exponential_below(max);
+    auto sum = ShareSum<Acc>::none();
+    constexpr int few = is_16_bit_v<Out> ? 8 : 4;
+    static_assert(columns % few == 0);
+#pragma unroll
+    for (int k = 0; k < columns; k += few) {
+      Acc e[few];
+#pragma unroll
+      for (int j = 0; j < few; ++j) {
+        if constexpr (Part::packed) {
+          e[j] = exponential(value(k + j, row));
+        } else {
+          e[j] = exponential.uncorrected(value(k + j, row));
+        }
+        if constexpr (Result::keeps_exponentials) {
+          if (softmax) held[k + j] = Result::kept(e[j]);
+        }
+      }
+#pragma unroll
+      for (int distance = 1; distance < few; distance *= 2) {
+#pragma unroll
+        for (int j = 0; j < few; j += 2 * distance) e[j] += e[j + distance];
+      }
+      sum.join(ShareSum<Acc>::of(e[0]));
+    }
+    return sum;
+  }
+
+  /// What is put into y: of pairs of rows with 16 bits both.
+  static constexpr bool puts_pairs = pairs && is_16_bit_v<Out>;
+  using Put = std::conditional_t<puts_pairs, unsigned, Out>;
+
+  /// put(k, row, output) for the first `count` columns, of rows whose maxima in the tile these were.
+  template <class PutOutput>
+  __device__ void for_outputs(Operation operation, const Acc (&max)[rows], const Result (&result)[rows],
+                              int count, const PutOutput& put) {
+#pragma unroll
+    for (int v = 0; v < rows; ++v) {
+      if constexpr (Result::keeps_exponentials) {
+        if (operation == Operation::softmax) {
+          const Acc factor = result[v].factor_of_share(finite_maximum(max[v]));
+          outputs_of_row(v, count, put, [factor](Acc exponential) { return exponential * factor; });
+          continue;
+        }
+      }
+      result[v].with_output([&](const auto& output) { outputs_of_row(v, count, put, output); });
+    }
+  }
+
+  /// The same to y.
+  __device__ void write(const Problem& problem, const Place& place, const Acc (&max)[rows],
+                        const Result (&result)[rows]) {
+    const RowGeometry& g = problem.geometry;
+    char* const y =
+        reinterpret_cast<char*>(problem.y + place.row(g).y_offset + place.first_column * g.y_column_stride);
+    const index_type distance = g.y_column_stride * static_cast<index_type>(sizeof(Out));
+    char* at = y;
+    for_outputs(problem.operation, max, result, place.count, [&](int k, int row, const Put& output) {
+      if (k == 0) at = y;
+      reinterpret_cast<Put*>(at)[row] = output;
+      at += distance;
+    });
+  }
+
+ private:
+  template <class PutOutput, class Output>
+  __device__ void outputs_of_row(int row, int count, const PutOutput& put, const Output& output) {
+    if constexpr (puts_pairs) {
+      // The first of two waits for the second in its place.
+      if (row == 0) {
+#pragma unroll
+        for (int k = 0; k < columns; ++k)
+          held[k] = __byte_perm(held[k], rounded_pair<Out>(output(value(k, 0)), Acc(0)), 0x3254);
+      } else {
+        for_columns<columns>(count, [&](int k) {
+          put(k, 0, __byte_perm(held[k], rounded_pair<Out>(output(value(k, 1)), Acc(0)), 0x5410));
+        });
+      }
+    } else {
+      for_columns<columns>(count, [&](int k) { put(k, row, store_as<Out>(output(value(k, row)))); });
+    }
+  }
+};
+
+/// What the threads of a block tell each other of the rows of a tile: a maximum and a sum of each row from
+/// each of the slots that share its columns.
+template <int rows_of_lane, class Problem>
+struct SharedTile {
+  using Acc = typename Problem::Acc;
+  using Held = typename PartOfTile<8, rows_of_lane, Problem>::Held;
+  ShareSum<Acc>* sums;
+  Acc* maxima;  ///< of all slots
+  Held* tops;
+
+  KOKKOS_FORCEINLINE_FUNCTION static constexpr int bytes(int lanes, int slots) {
+    return lanes *
+           (rows_of_lane * (slots * static_cast<int>(sizeof(ShareSum<Acc>)) + static_cast<int>(sizeof(Acc))) +
+            slots * static_cast<int>(sizeof(Held)));
+  }
+  __device__ SharedTile(void* memory, int lanes, int slots)
+      : sums(static_cast<ShareSum<Acc>*>(memory)),
+        maxima(reinterpret_cast<Acc*>(sums + lanes * rows_of_lane * slots)),
+        tops(reinterpret_cast<Held*>(maxima + lanes * rows_of_lane)) {}
+
+  /// Reduces what the threads have of the rows; `max` becomes their maxima in the tile. with_row(row,
+  /// partial) by one thread for each row. barrier() is one of all threads.
+  template <int columns, class Barrier, class WithRow>
+  __device__ void reduce(PartOfTile<columns, rows_of_lane, Problem>& mine, bool softmax, int lane, int lanes,
+                         int slot, int slots, Acc (&max)[rows_of_lane], const Barrier& barrier,
+                         const WithRow& with_row) const {
+    using Mine = PartOfTile<columns, rows_of_lane, Problem>;
+    const int first = lane * rows_of_lane, rows = lanes * rows_of_lane;
+    Held top = mine.top();
+    tops[slot * lanes + lane] = top;
+    barrier();
+#pragma unroll 8
+    for (int t = 0; t < slots; ++t) top = Mine::larger(top, tops[t * lanes + lane]);
+    Mine::maxima(top, max);
+#pragma unroll
+    for (int v = 0; v < rows_of_lane; ++v) {
+      if (slot == 0) maxima[first + v] = max[v];
+      sums[slot * rows + first + v] = mine.sum(max[v], v, softmax);
+    }
+    barrier();
+    for (int row = slot * lanes + lane; row < rows; row += slots * lanes) {
+      ShareSum<Acc> sum = sums[row];
+#pragma unroll 8
+      for (int t = 1; t < slots; ++t) sum.join(sums[t * rows + row]);
+      with_row(row, PartOfSlice<Problem>::share(maxima[row], sum));
+    }
+  }
+};
+
+template <int columns, int rows, class Problem>
+__device__ void write_logsumexp(const Problem& problem, const PlaceInTile<columns, rows>& place,
+                                const SlicedRowResult<Problem> (&result)[rows]) {
+  if (!place.exists(problem.geometry)) return;
+#pragma unroll
+  for (int v = 0; v < rows; ++v)
+    problem.y[problem.geometry.row(place.first_row + v).y_offset] =
+        store_as<typename Problem::Out>(result[v].logsumexp());
+}
+
+/// (A transform would be there once for each column of a thread, in each of these kernels.)
+template <class Exec, class Problem>
+inline constexpr bool row_tiles_support =
+    sliced_rows_support<Exec, Problem>&& std::is_same_v<typename Problem::Transform, BoundIdentity>;
+
+}  // namespace KokkosSoftmax::impl
+
+#endif

@@ -1,0 +1,313 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows whose columns are not contiguous, on CUDA: tiles of neighbouring rows in registers, and slices of
+// tiles in a ring, copied as boxes of tensors where these lie on boundaries, else by threads.
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../support/cuda_graph.hpp"
+#include "../support/cases.hpp"
+
+#if defined(KOKKOS_ENABLE_CUDA)
+
+namespace {
+
+using namespace tests;
+using Exec = Kokkos::Cuda;
+
+bool has_grid_pipelined_tiles() {
+  return Exec().cuda_device_prop().major >= 9;
+}
+
+template <class T>
+void expect_implementation(std::int64_t columns, std::int64_t rows, const char* expected) {
+  const Kokkos::View<T**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", rows, columns), y("y", rows, columns);
+  const Kokkos::View<T*, Kokkos::CudaSpace> lse("lse", rows);
+  for (auto operation : operations) {
+    call(operation, Exec(), x, y, lse, 1);
+    EXPECT_STREQ(ks::last_implementation(), expected)
+        << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, " << rows
+        << " rows";
+  }
+  Exec().fence();
+}
+
+// By length and type, never by the number of rows: these do not give each other's bits.
+TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
+  const char* const sliced = has_grid_pipelined_tiles() ? "grid_pipelined_tiles" : "strided_rows";
+  for (const std::int64_t rows : {1, 2, 33, 256}) {
+    for (const std::int64_t columns : {2, 8, 9, 256}) {
+      expect_implementation<float>(columns, rows, "block_per_tile");
+      expect_implementation<bhalf_t>(columns, rows, "block_per_tile");
+    }
+    for (const std::int64_t columns : {257, 16384}) {
+      expect_implementation<float>(columns, rows, sliced);
+      expect_implementation<half_t>(columns, rows, sliced);
+    }
+    expect_implementation<float>(65537, rows, "strided_rows");
+    expect_implementation<double>(128, rows, "block_per_tile");
+    expect_implementation<double>(129, rows, sliced);
+    expect_implementation<double>(8192, rows, sliced);
+    expect_implementation<double>(32769, rows, "strided_rows");
+  }
+}
+
+// Rows of which some are special, in slices, in a thread's share of one, and as a whole.
+template <class T>
+Case special_case(std::vector<std::int64_t> extents, int axis) {
+  Case c;
+  c.extents = extents;
+  c.axis = axis;
+  c.logits = random_values(scalar_of<T>, c.size(), -5, 5);
+  const reference::Rows rows(extents, axis);
+  const auto logical = reference::right(extents);
+  for (std::int64_t r = 0; r < rows.rows; ++r) {
+    for (std::int64_t column = 0; column < rows.columns; ++column) {
+      auto& logit = c.logits[static_cast<std::size_t>(
+          rows.start(logical, r) + column * logical.strides[static_cast<std::size_t>(axis)])];
+      switch (r % 12) {
+        case 1:  // the first slice and more
+          if (column < rows.columns * 2 / 3) logit = -reference::infinity;
+          break;
+        case 2:  // all but one
+          if (column != rows.columns - 1) logit = -reference::infinity;
+          break;
+        case 3:
+          logit = -reference::infinity;
+          break;
+        case 4:
+          if (column == rows.columns / 2) logit = reference::nan;
+          break;
+        case 5:
+          if (column == rows.columns - 1) logit = reference::infinity;
+          break;
+        case 6:
+          if (column == 0) logit = reference::infinity;
+          if (column == rows.columns - 1) logit = reference::nan;
+          break;
+        case 7:  // a thread's share
+          if (column >= 32 && column < 64) logit = -reference::infinity;
+          break;
+        case 8:  // large, with small differences: a few units in the last place
+          logit = scalar_of<T> == Scalar::float16    ? 0x1p13 + 8 * std::floor(logit)
+                  : scalar_of<T> == Scalar::bfloat16 ? 0x1p13 + 64 * std::floor(logit)
+                                                     : 0x1p20 + std::floor(logit) / 8;
+          break;
+        default:
+          break;
+      }
+    }
+  }
+  return c;
+}
+
+// In the layout that was given and others: padded, in place, off boundaries.
+template <class In, class Out, int rank>
+void check_layouts(const std::vector<std::int64_t>& extents, const std::vector<int>& order, int axis) {
+  Case c = special_case<In>(extents, axis);
+  c.in = reference::ordered(extents, order);
+  c.out = c.in;
+  check<In, Out, rank>(Exec(), c, true);
+  c.in_place = true;
+  check<In, Out, rank>(Exec(), c, false);
+  c.in_place = false;
+  // Sixteen more between columns, and 16 elements on: boundaries of boxes; then off all of them.
+  c.in = reference::ordered(extents, order, 1, 16, 16);
+  check<In, Out, rank>(Exec(), c, false);
+  c.in = reference::ordered(extents, order, 1, 3, 1);
+  check<In, Out, rank>(Exec(), c, false);
+  c.out = reference::ordered(extents, order, 1, 5, 2);
+  check<In, Out, rank>(Exec(), c, false);
+  // Into rows that are contiguous, from rows that are nowhere neighbours.
+  c.out = std::nullopt;
+  check<In, Out, rank>(Exec(), c, false);
+  c.in = reference::ordered(extents, order, 2, 1, 0);
+  check<In, Out, rank>(Exec(), c, false);
+}
+
+template <class In, class Out>
+void check_lengths() {
+  for (const std::int64_t columns : {2, 7, 8, 9, 16, 17, 100, 129, 256, 257, 300, 511, 512, 1025}) {
+    for (const std::int64_t rows : {1, 2, 30, 64, 72, 77})
+      check_layouts<In, Out, 2>({columns, rows}, {1, 0}, 0);
+  }
+  for (const std::int64_t columns : {4097, 10000}) check_layouts<In, Out, 2>({columns, 72}, {1, 0}, 0);
+}
+TEST(CudaTiles, Float) {
+  check_lengths<float, float>();
+}
+TEST(CudaTiles, Double) {
+  check_lengths<double, double>();
+}
+TEST(CudaTiles, Half) {
+  check_lengths<half_t, half_t>();
+}
+TEST(CudaTiles, Bfloat16) {
+  check_lengths<bhalf_t, bhalf_t>();
+}
+TEST(CudaTiles, HalfToFloat) {
+  check_lengths<half_t, float>();
+}
+
+// A middle axis, and rows of two and three dimensions that do not continue each other: tiles of boxes end
+// where the fastest of these does, others go on in the next one.
+template <class T>
+void check_dimensions() {
+  for (const std::int64_t columns : {21, 300, 1000}) {
+    for (const std::int64_t inner : {1, 14, 64, 128, 196, 560, 1030})
+      check_layouts<T, T, 3>({3, columns, inner}, {2, 1, 0}, 1);
+    check_layouts<T, T, 4>({2, 3, columns, 64}, {3, 2, 1, 0}, 2);
+    Case c = special_case<T>({2, 3, columns, 64}, 2);
+    c.in = reference::Layout{c.extents, {3 * columns * 80 + 4096, columns * 80 + 16, 80, 1}, 16};
+    c.out = reference::Layout{c.extents, {3 * columns * 64, 64, 3 * 64, 1}, 0};
+    check<T, T, 4>(Exec(), c, false);
+  }
+}
+TEST(CudaTiles, DimensionsOfFloat) {
+  check_dimensions<float>();
+}
+TEST(CudaTiles, DimensionsOfBfloat16) {
+  check_dimensions<bhalf_t>();
+}
+
+// Of a row, whatever lies beside it and however it is copied.
+template <class T>
+std::vector<T> bits_of_first_row(Operation operation, std::int64_t columns, std::int64_t rows,
+                                 std::int64_t distance, std::int64_t offset) {
+  const std::int64_t span = offset + (columns - 1) * distance + rows;
+  const Kokkos::View<T*, Kokkos::CudaSpace> x("x", span), y("y", span), sums("lse", rows);
+  const auto host = Kokkos::create_mirror_view(x);
+  std::int64_t state = 1;
+  for (std::int64_t c = 0; c < columns; ++c) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      state = (state * 1103515245 + 12345) % 2147483648;
+      const double noise = static_cast<double>(state) / 2147483648.0;
+      const double of_row = static_cast<double>((c * 7919) % 4093) / 4093;
+      host(offset + c * distance + r) = T(static_cast<float>(8 * (r == 0 ? of_row : noise) - 4));
+    }
+  }
+  Kokkos::deep_copy(x, host);
+  using View = Kokkos::View<T**, Kokkos::LayoutStride, Kokkos::CudaSpace>;
+  const Kokkos::LayoutStride layout(static_cast<std::size_t>(rows), 1, static_cast<std::size_t>(columns),
+                                    static_cast<std::size_t>(distance));
+  call(operation, Exec(), View(x.data() + offset, layout), View(y.data() + offset, layout), sums, 1);
+  Exec().fence();
+  const bool reduces = operation == Operation::logsumexp;
+  const auto all = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), reduces ? sums : y);
+  std::vector<T> bits;
+  for (std::int64_t c = 0; c < (reduces ? 1 : columns); ++c)
+    bits.push_back(reduces ? all(0) : all(offset + c * distance));
+  return bits;
+}
+template <class T>
+void check_bits() {
+  for (auto operation : operations) {
+    for (const std::int64_t columns : {5, 16, 100, 256, 257, 512, 1000, 4097, 4352, 20000}) {
+      const auto alone = bits_of_first_row<T>(operation, columns, 1, 2, 0);
+      const auto same = [&](std::int64_t rows, std::int64_t distance, std::int64_t offset) {
+        const auto bits = bits_of_first_row<T>(operation, columns, rows, distance, offset);
+        ASSERT_EQ(bits.size(), alone.size());
+        EXPECT_EQ(std::memcmp(bits.data(), alone.data(), bits.size() * sizeof(T)), 0)
+            << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, "
+            << rows << " rows, " << distance << " apart, offset " << offset;
+      };
+      same(1, 17, 3);
+      same(2, 2, 0);
+      same(31, 31, 0);
+      same(64, 64, 0);
+      same(65, 80, 16);
+      same(200, 208, 1);
+      same(520, 520, 0);
+    }
+  }
+}
+TEST(CudaTiles, SameBitsOfFloat) {
+  check_bits<float>();
+}
+TEST(CudaTiles, SameBitsOfDouble) {
+  check_bits<double>();
+}
+TEST(CudaTiles, SameBitsOfHalf) {
+  check_bits<half_t>();
+}
+TEST(CudaTiles, SameBitsOfBfloat16) {
+  check_bits<bhalf_t>();
+}
+
+struct CountDifferences {
+  const float *a, *b;
+  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& count) const {
+    count += a[i] != b[i] ? 1 : 0;
+  }
+};
+
+// Blocks that wait for each other, on two streams at once and in shapes of all sizes: none waits for ever,
+// and what comes out is what comes out alone.
+TEST(CudaTiles, TwoStreamsAtOnce) {
+  const Stream streams[2];
+  const Exec execs[2] = {Exec(streams[0]), Exec(streams[1])};
+  using View = Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
+  const std::pair<std::int64_t, std::int64_t> shapes[] = {{64, 300},    {5, 16384},  {4096, 513},
+                                                          {1001, 2000}, {100, 9000}, {20000, 260}};
+  std::vector<View> x, alone, together;
+  for (const auto& [rows, columns] : shapes) {
+    x.emplace_back("x", rows, columns);
+    alone.emplace_back("y", rows, columns);
+    for (int i = 0; i < 2; ++i) together.emplace_back("y", rows, columns);
+    const auto host = Kokkos::create_mirror_view(x.back());
+    for (std::int64_t c = 0; c < columns; ++c)
+      for (std::int64_t r = 0; r < rows; ++r)
+        host(r, c) = static_cast<float>((r * 31 + c * 17) % 1009) * 0.01f;
+    Kokkos::deep_copy(x.back(), host);
+    ks::softmax(Exec(), x.back(), alone.back());
+  }
+  Kokkos::fence();
+  for (int turn = 0; turn < 5000; ++turn) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      const std::size_t shape =
+          (static_cast<std::size_t>(turn) * (i == 0 ? 1 : 5) + i * 3) % std::size(shapes);
+      ks::softmax(execs[i], x[shape], together[2 * shape + i]);
+    }
+  }
+  Kokkos::fence();
+  for (std::size_t shape = 0; shape < std::size(shapes); ++shape) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      std::int64_t differences = 0;
+      const View a = alone[shape], b = together[2 * shape + i];
+      Kokkos::parallel_reduce("compare",
+                              Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(
+                                  0, static_cast<std::int64_t>(alone[shape].span())),
+                              CountDifferences{alone[shape].data(), together[2 * shape + i].data()},
+                              differences);
+      EXPECT_EQ(differences, 0) << shape << ", stream " << i;
+    }
+  }
+}
+
+// Longer rows go through another kernel; what was reserved for them is enough for these, too.
+TEST(CudaTiles, ReservedForLongerRows) {
+  const Stream stream;
+  const Exec exec(stream);
+  using View = Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
+  const View longer("x", 1000, 66000);
+  ks::reserve(exec, longer, longer);
+  exec.fence();
+  const View x("x", 1000, 16384), y("y", 1000, 16384);
+  ks::softmax(Exec(), View(x), View(y));  // its kernels are there
+  Kokkos::fence();
+  const Graph graph(stream, [&] { ks::softmax(exec, x, y); });
+  EXPECT_EQ(graph.failure(), "");
+  EXPECT_EQ(graph.nodes(), 1u);
+  graph.launch();
+  exec.fence();
+  const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), y);
+  for (const std::int64_t r : {0, 1, 999})
+    for (const std::int64_t c : {0, 1, 16383}) EXPECT_FLOAT_EQ(host(r, c), 0x1p-14f);
+}
+
+}  // namespace
+
+#endif
