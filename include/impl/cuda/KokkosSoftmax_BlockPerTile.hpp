@@ -90,7 +90,9 @@ struct BlockPerTile {
 
  private:
   static constexpr int fewest_lanes = 32, usual_threads = 256, most_threads = 512;
-  /// Columns of a thread; of the shortest rows.
+  /// Columns of a thread; of the shortest rows. (One H100, fraction of a copy with 16 and 32: float 16
+  /// columns 0.948 and 0.934, 64 0.91 both, 256 0.900 and 0.891, bfloat16 16 0.93 and 0.88, 100 0.83 and
+  /// 0.77, 200 0.78 and 0.71, 256 0.87 and 0.88.)
   static constexpr int usual_columns = 16, fewest_columns = 8;
   /// Blocks below which they have no more lanes than they need.
   static constexpr index_type many_blocks = 1024;

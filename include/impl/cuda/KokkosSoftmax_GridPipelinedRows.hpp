@@ -701,19 +701,6 @@ struct GridPipelinedSlot {
   SlicedRowResult<Problem> of_row;
 };
 
-/// A position in the ring, and the parity of its turn.
-struct RingCursor {
-  int slot = 0;
-  std::uint32_t parity = 0;
-  __device__ void advance(int slots, int by = 1) {
-    slot += by;
-    if (slot >= slots) {
-      slot -= slots;
-      parity ^= 1;
-    }
-  }
-};
-
 /// What a block does. Publishers and finishers are in line, lambdas too where many kernels share a
 /// translation unit: behind a call the compiler no longer knows that a slot is shared memory. (One H200,
 /// 65536 columns of bfloat16 with one bias for all rows: 0.46 of a copy of all bytes for 0.65.)

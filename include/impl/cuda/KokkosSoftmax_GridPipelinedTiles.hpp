@@ -7,7 +7,10 @@
 /// in order, those of a tile one after the other, into a ring of slots in shared memory. A slice that has
 /// come is reduced, and its rows' (max, sum) told to the other blocks through L2; the block that has a tile's
 /// last slice joins them all and tells the result; a slice is written when that is known, and meanwhile the
-/// next ones come.
+/// next ones come. Eight warps reduce slices and form outputs; beside them one asks for results, one joins,
+/// and one has boxes come and go: ways to L2 and back that the eight would wait for. (4096 x 32768 floats on
+/// one H100, fraction of a copy, eight warps that do it all 0.75, with one beside them that does the rest but
+/// copy 0.75, with boxes 0.86, with three 0.87, and of 16384 columns 0.58 and 0.75.)
 ///
 /// Blocks wait for each other: the launch is cooperative, so that all are there, and a block that cannot
 /// write yet goes on with what it has to tell others, in whatever order that comes.
@@ -38,7 +41,8 @@ struct SliceOfTile {
 };
 
 /// Slices whose results are joined first, by the block that has the last of them; where there are more, those
-/// of all these then by the block that has the row's last one.
+/// of all these then by the block that has the row's last one. (16384 columns on one H200, fraction of a
+/// copy, all joined by one and so: float 0.69 and 0.75, bfloat16 0.49 and 0.64.)
 inline constexpr unsigned tile_slices_joined = 16;
 
 /// How the copy engine takes slices: as boxes of tensors of the rows that are neighbours, the columns, and
@@ -64,18 +68,6 @@ struct TilesCall {
   }
 };
 
-/// Slots in turn, and how often each was used.
-struct RingOfTiles {
-  int slot = 0;
-  std::uint32_t parity = 0;
-  __device__ void advance(int slots) {
-    if (++slot == slots) {
-      slot = 0;
-      parity ^= 1u;
-    }
-  }
-};
-
 /// Shared memory of a block. The slots of the ring hold slices while they are on their way and while they
 /// wait, [column][lane].
 template <int rows_of_lane, class Problem>
@@ -86,7 +78,7 @@ struct SharedTiles {
   using Mine = PartOfTile<columns, rows_of_lane, Problem>;
   using Held = typename Mine::Held;
   using Raw = typename Mine::Raw;
-  static constexpr int slots = 3;
+  static constexpr int slots = 3;  ///< as many as two blocks have room for on a multiprocessor
   /// Whether memory is copied there by itself: it comes as it is held, and no less than 4 bytes.
   static constexpr bool copies = sizeof(Raw) == sizeof(Held);
   static constexpr std::uint32_t slot_bytes = columns_of_tile<Problem> * Block::lanes * sizeof(Held);
@@ -137,19 +129,19 @@ struct TilesOfBlock {
   }
   /// By one thread: a slice that is on its way to a slot. Where it is the last of those that are joined, what
   /// others tell of these can be joined by now.
-  __device__ void comes(int slot, const SliceOfTile& slice, RingOfTiles& to_join) const {
+  __device__ void comes(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
     shared.slice[slot] = slice;
     if (slice.slice == call.slices - 1 || (slice.slice + 1) % tile_slices_joined == 0)
       have_joined(to_join, slice);
   }
-  __device__ void have_joined(RingOfTiles& to_join, const SliceOfTile& last) const {
+  __device__ void have_joined(RingCursor& to_join, const SliceOfTile& last) const {
     shared.to_join_to[to_join.slot] = last;
     mbarrier_arrive(&shared.to_join[to_join.slot]);
     to_join.advance(slots);
   }
   /// By the same one: none comes any more. Every block draws one ticket that is none; who draws the last one
   /// leaves all ready for the next launch.
-  __device__ void end(int slot, unsigned ticket, RingOfTiles& to_join) const {
+  __device__ void end(int slot, unsigned ticket, RingCursor& to_join) const {
     shared.slice[slot].tile = call.tiles;
     have_joined(to_join, {call.tiles, 0});
     if (ticket == call.tickets + gridDim.x - 1) {
@@ -210,7 +202,7 @@ struct MoversOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   /// Of a column of this thread.
   __device__ Held& held(int slot, int k) const { return shared.held[slot][slot_of_thread][k][lane]; }
 
-  __device__ void fetch(int slot, const SliceOfTile& slice, RingOfTiles& to_join) const {
+  __device__ void fetch(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
     if (thread == 0) this->comes(slot, slice, to_join);
     const Place at = place(slice);
     if constexpr (Shared::copies) {
@@ -329,7 +321,7 @@ struct MoversOfTiles : TilesOfBlock<rows_of_lane, Problem> {
 
  private:
   __device__ void run_by_boxes() const {
-    RingOfTiles oldest, next;
+    RingCursor oldest, next;
     int pending = 0;
     bool ends = false;
     for (;;) {
@@ -359,7 +351,7 @@ struct MoversOfTiles : TilesOfBlock<rows_of_lane, Problem> {
 
   __device__ void run_by_itself() const {
     // Slots from `oldest` on: `pending` slices that wait for their rows, then `coming` ones.
-    RingOfTiles oldest, to_join;
+    RingCursor oldest, to_join;
     int pending = 0, coming = 0;
     bool more = true;  // tickets
     const auto draw = [&] {
@@ -430,7 +422,7 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
             static_cast<int>(slice.slice) * columns_of_tile<Problem>,
             static_cast<int>(outer - last * call.boxes.extent), static_cast<int>(last)};
   }
-  __device__ void load(int slot, const SliceOfTile& slice, RingOfTiles& to_join) const {
+  __device__ void load(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
     this->comes(slot, slice, to_join);
     mbarrier_arrive_expect_tx(&shared.full[slot], Shared::slot_bytes);
     const Corner at = corner(slice);
@@ -446,7 +438,7 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
 
   /// By one thread.
   __device__ void run() const {
-    RingOfTiles at, to_join;
+    RingCursor at, to_join;
     int in_use = 0;
     for (;;) {
       if (in_use == slots) {
@@ -539,7 +531,7 @@ struct JoinerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   }
 
   __device__ void run() const {
-    RingOfTiles at;
+    RingCursor at;
     for (;;) {
       mbarrier_wait_parity(&shared.to_join[at.slot], at.parity);
       const SliceOfTile last = shared.to_join_to[at.slot];
@@ -591,7 +583,7 @@ struct AskerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
 
   __device__ void run() const {
     // Slices from `first` on, `waiting` of them, are not known yet.
-    RingOfTiles first, next;
+    RingCursor first, next;
     int waiting = 0;
     bool more = true;
     while (more || waiting > 0) {

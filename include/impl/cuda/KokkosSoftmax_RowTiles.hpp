@@ -18,7 +18,9 @@
 
 namespace KokkosSoftmax::impl {
 
-/// Columns of a tile; longer rows are cut in slices of so many.
+/// Columns of a tile; longer rows are cut in slices of so many. (Of 32 lanes. Twice as many by half the
+/// columns are copied faster, but twice the slices have twice the rows to exchange results of: 4096 columns
+/// on one H200, fraction of a copy, so and then: float 0.77 and 0.70, bfloat16 0.67 and 0.54.)
 template <class Problem>
 inline constexpr int columns_of_tile = sizeof(typename Problem::Acc) == 8 ? 128 : 256;
 

@@ -604,6 +604,19 @@ __device__ PartialSoftmax<Acc> collect_shares(const PartialWords<Acc>* words, st
   return join_shares<Acc>([&](int share) { return word[share].value(); });
 }
 
+/// A position in a ring of slots, and the parity of its turn.
+struct RingCursor {
+  int slot = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance(int slots, int by = 1) {
+    slot += by;
+    if (slot >= slots) {
+      slot -= slots;
+      parity ^= 1;
+    }
+  }
+};
+
 /// Whether slices of rows that may be read twice can wait for their row in registers, besides shared memory.
 /// (Not of 16 bits: their publishers take the registers. Not double: 1.1 M columns 0.53 of a copy for 0.61 on
 /// one H200. Nor with a transform: the kernel that does it would be compiled once more for each.)
