@@ -46,17 +46,19 @@ TYPED_TEST(Forcing, EachCandidate) {
   const Kokkos::View<float*, Space> one("one", 1), many("many", 40);
   const Kokkos::View<half_t**, Kokkos::LayoutRight, Space> short_rows("short", 40, 65);
   const Kokkos::View<half_t*, Space> many_halves("many_halves", 40);
+  const Kokkos::View<float**, Kokkos::LayoutLeft, Space> longer_left("longer_left", 40, 300);
   for (auto operation : operations) {
     for (const auto& name : ks::implementations<TypeParam>(reference::name(operation))) {
       int ran = 0;
       const ks::ScopedImplementation forced(name);
-      for (int shape : {0, 1, 2, 3, 4}) {
+      for (int shape : {0, 1, 2, 3, 4, 5}) {
         try {
           if (shape == 0) this->run(operation);
           if (shape == 1) call(operation, TypeParam(), longer, out, one, -1);
           if (shape == 2) call(operation, TypeParam(), this->left, this->left, many, -1);
           if (shape == 3) call(operation, TypeParam(), middle, middle_out, one, -1);
           if (shape == 4) call(operation, TypeParam(), short_rows, short_rows, many_halves, -1);
+          if (shape == 5) call(operation, TypeParam(), longer_left, longer_left, many, -1);
           TypeParam().fence();
           EXPECT_EQ(ks::last_implementation(), name);
           ++ran;
