@@ -287,15 +287,16 @@ TEST(CudaTiles, TwoStreamsAtOnce) {
   }
 }
 
-// Longer rows go through another kernel; what was reserved for them is enough for these, too.
+// Longer rows go through another kernel; what was reserved for them is enough for these, too, which need more
+// than every workspace has (2 MB).
 TEST(CudaTiles, ReservedForLongerRows) {
   const Stream stream;
   const Exec exec(stream);
   using View = Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
-  const View longer("x", 1000, 66000);
+  const View longer("x", 4000, 66000);
   ks::reserve(exec, longer, longer);
   exec.fence();
-  const View x("x", 1000, 16384), y("y", 1000, 16384);
+  const View x("x", 4000, 16384), y("y", 4000, 16384);
   ks::softmax(Exec(), View(x), View(y));  // its kernels are there
   Kokkos::fence();
   const Graph graph(stream, [&] { ks::softmax(exec, x, y); });
@@ -304,7 +305,7 @@ TEST(CudaTiles, ReservedForLongerRows) {
   graph.launch();
   exec.fence();
   const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), y);
-  for (const std::int64_t r : {0, 1, 999})
+  for (const std::int64_t r : {0, 1, 3999})
     for (const std::int64_t c : {0, 1, 16383}) EXPECT_FLOAT_EQ(host(r, c), 0x1p-14f);
 }
 

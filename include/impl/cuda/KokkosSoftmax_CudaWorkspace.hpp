@@ -234,7 +234,11 @@ struct CooperativeLimits {
           cudaDeviceGetAttribute(&limits.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
           "cudaDeviceGetAttribute");
       limits.shared_bytes -= static_cast<int>(attributes.sharedSizeBytes);
-      if (shared != all_shared) limits.shared_bytes = std::min(limits.shared_bytes, shared);
+      if (shared > limits.shared_bytes) {
+        limits.refusal = "a block needs more shared memory than the device gives it";
+        return limits;
+      }
+      if (shared != all_shared) limits.shared_bytes = shared;
       check_cuda(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limits.shared_bytes),
           "cudaFuncSetAttribute");

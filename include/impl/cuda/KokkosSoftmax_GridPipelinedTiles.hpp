@@ -296,16 +296,14 @@ struct MoversOfTiles : TilesOfBlock<rows_of_lane, Problem> {
 
   /// Until the slice that is to come first, of so many, is there.
   __device__ static void wait_for_slice(int coming) {
-    static_assert(slots <= 4);
+    static_assert(slots == 3);
     switch (coming) {
       case 1:
         return cp_async_wait_group<0>();
       case 2:
         return cp_async_wait_group<1>();
-      case 3:
-        return cp_async_wait_group<2>();
       default:
-        return cp_async_wait_group<3>();
+        return cp_async_wait_group<2>();
     }
   }
 
@@ -662,7 +660,7 @@ struct GridPipelinedTiles {
     const index_type slices = slices_of_tiles(problem);
     if (slices == 1) return "rows are too short";
     if (slices > most_slices) return "a row has too many slices";
-    const CooperativeLimits& device = limits<false, 1, Problem>(exec);
+    const CooperativeLimits& device = limits<false, most_rows_of_lane<Problem>, Problem>(exec);
     if (device.refusal) return device.refusal;
     if (slices > device.multiprocessors * device.blocks_a_multiprocessor)
       return "a row has more slices than blocks can be resident";
@@ -687,12 +685,15 @@ struct GridPipelinedTiles {
   template <class Exec, class Problem>
   static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
     if (problem.axis_is_strided && slices_of_tiles(problem) > most_slices &&
-        limits<false, 1, Problem>(exec).refusal == nullptr)
+        limits<false, most_rows_of_lane<Problem>, Problem>(exec).refusal == nullptr)
       reserve(exec, problem);
   }
 
  private:
   static constexpr index_type most_slices = 256;
+  /// Of the kernel whose blocks need most.
+  template <class Problem>
+  static constexpr int most_rows_of_lane = PartOfSlice<Problem>::packed ? 2 : 1;
 
   /// For tiles of one or two rows a lane; by boxes there are at most an eighth more (find_boxes).
   template <class Problem>
