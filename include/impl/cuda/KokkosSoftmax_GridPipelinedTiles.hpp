@@ -61,6 +61,7 @@ struct TilesCall {
   unsigned slices;   ///< of a tile
   unsigned tiles;
   TileBoxes boxes;
+  bool pairs;  ///< rows_come_in_pairs
 
   __device__ SliceOfTile slice(unsigned ticket) const {
     const unsigned tile = ticket / slices;
@@ -68,27 +69,13 @@ struct TilesCall {
   }
 };
 
-/// Shared memory of a block. The slots of the ring hold slices while they are on their way and while they
-/// wait, [column][lane].
+/// Shared memory of a block, but for what slices are in.
 template <int rows_of_lane, class Problem>
-struct SharedTiles {
-  using Acc = typename Problem::Acc;
-  using Block = TileBlock<Problem>;
-  static constexpr int columns = Block::columns_of_thread, rows = Block::lanes * rows_of_lane;
-  using Mine = PartOfTile<columns, rows_of_lane, Problem>;
-  using Held = typename Mine::Held;
-  using Raw = typename Mine::Raw;
+struct SharedRing {
+  static constexpr int rows = TileBlock<Problem>::lanes * rows_of_lane;
   static constexpr int slots = 3;  ///< as many as two blocks have room for on a multiprocessor
-  /// Whether memory is copied there by itself: it comes as it is held, and no less than 4 bytes.
-  static constexpr bool copies = sizeof(Raw) == sizeof(Held);
-  static constexpr std::uint32_t slot_bytes = columns_of_tile<Problem> * Block::lanes * sizeof(Held);
 
-  alignas(128) Held held[slots][Block::slots][columns][Block::lanes];
-  ShareSum<Acc> sums[Block::slots][rows];
-  Acc maxima_of_rows[rows];  ///< behind these sums, see SharedTile
-  Held tops[Block::slots][Block::lanes];
-  SlicedRowResult<Problem> results[slots][rows];
-  Acc maxima[slots][rows];  ///< of what is in the slots
+  ResultOfTileRow<Problem> results[slots][rows];
   Mbarrier full[slots];     ///< boxes: a slice has come
   Mbarrier told[slots];     ///< it has been reduced
   Mbarrier known[slots];    ///< the results of its rows are there
@@ -100,11 +87,49 @@ struct SharedTiles {
   unsigned next_ticket;
 };
 
+/// The slots hold slices while they are on their way and while they wait, [column][lane].
+template <int rows_of_lane, class Problem, bool has_transform = has_transform_v<Problem>>
+struct SharedTiles : SharedRing<rows_of_lane, Problem> {
+  using Ring = SharedRing<rows_of_lane, Problem>;
+  using Acc = typename Problem::Acc;
+  using Block = TileBlock<Problem>;
+  static constexpr int columns = Block::columns_of_thread;
+  using Mine = PartOfTile<columns, rows_of_lane, Problem>;
+  using Held = typename Mine::Held;
+  using Raw = typename Mine::Raw;
+  /// Whether memory is copied there by itself: it comes as it is held, and no less than 4 bytes.
+  static constexpr bool copies = sizeof(Raw) == sizeof(Held);
+  static constexpr std::uint32_t slot_bytes = columns_of_tile<Problem> * Block::lanes * sizeof(Held);
+
+  alignas(128) Held held[Ring::slots][Block::slots][columns][Block::lanes];
+  ShareSum<Acc> sums[Block::slots][Ring::rows];
+  Acc maxima_of_rows[Ring::rows];  ///< behind these sums, see SharedTile
+  Held tops[Block::slots][Block::lanes];
+  Acc maxima[Ring::slots][Ring::rows];  ///< of what is in the slots
+};
+
+/// Where there is a transform, [column][row], as x has them; what a transform makes of 16 bits does not fit,
+/// unless it is a PackedExponential, and is made once more.
+template <int rows_of_lane, class Problem>
+struct SharedTiles<rows_of_lane, Problem, true> : SharedRing<rows_of_lane, Problem> {
+  using Ring = SharedRing<rows_of_lane, Problem>;
+  using Acc = typename Problem::Acc;
+  using Block = TileBlock<Problem>;
+  static constexpr int columns = Block::columns_of_thread;
+  using Mine = PartOfTile<columns, 1, Problem>;
+  using Raw = typename Mine::Raw;
+  static constexpr bool copies = true;
+  static constexpr std::uint32_t slot_bytes = columns_of_tile<Problem> * Ring::rows * sizeof(Raw);
+
+  alignas(128) Raw held[Ring::slots][Block::slots][columns][Ring::rows];
+  ShareSum<Acc> sums[Block::slots][Ring::rows];
+  Acc maxima[Ring::slots][Block::slots][Ring::rows];  ///< of each thread's columns
+};
+
 template <int rows_of_lane, class Problem>
 struct TilesOfBlock {
   using Shared = SharedTiles<rows_of_lane, Problem>;
   using Mine = typename Shared::Mine;
-  using Place = typename Mine::Place;
   using Result = typename Mine::Result;
   using Acc = typename Problem::Acc;
   using Words = PartialWords<Acc>;
@@ -151,31 +176,19 @@ struct TilesOfBlock {
   }
 };
 
-/// The threads that reduce slices and form outputs; if not by `boxes`, they fetch and write them as well.
+/// A thread that reduces slices and forms outputs; if these do not come and go by `boxes`, it fetches and
+/// writes its part as well.
 template <bool boxes, int rows_of_lane, class Problem>
-struct MoversOfTiles : TilesOfBlock<rows_of_lane, Problem> {
+struct MoverOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   using Base = TilesOfBlock<rows_of_lane, Problem>;
-  using typename Base::Acc;
-  using typename Base::Mine;
-  using typename Base::Place;
-  using typename Base::Result;
-  using typename Base::Shared;
-  using typename Base::Words;
-  using Held = typename Shared::Held;
-  using Raw = typename Shared::Raw;
   using Base::call;
-  using Base::reduces;
   using Base::rows;
-  using Base::shared;
-  using Base::slots;
-  using Base::tag;
   using Block = TileBlock<Problem>;
-  static constexpr int columns = Shared::columns;
 
   int thread, lane, slot_of_thread;
   bool softmax;
 
-  __device__ explicit MoversOfTiles(const Base& base)
+  __device__ explicit MoverOfTiles(const Base& base)
       : Base(base),
         thread(static_cast<int>(threadIdx.x)),
         lane(thread % Block::lanes),
@@ -184,20 +197,52 @@ struct MoversOfTiles : TilesOfBlock<rows_of_lane, Problem> {
 
   __device__ static void barrier() { barrier_sync(1, Block::threads); }
   __device__ static bool all(bool holds) { return barrier_all(1, Block::threads, holds); }
-  __device__ Place place(const SliceOfTile& of) const {
-    index_type first_row = static_cast<index_type>(of.tile) * rows + lane * rows_of_lane;
+  /// Of this thread's columns in a slice, from a row of the tile on.
+  template <class Place>
+  __device__ Place place(const SliceOfTile& of, int row) const {
+    index_type first_row = static_cast<index_type>(of.tile) * rows + row;
     if constexpr (boxes) {
       // Tiles do not go on in the next dimension.
       const unsigned outer = of.tile / call.boxes.tiles_of_inner;
       const RowGeometry& g = call.problem.geometry;
       const index_type inner = g.extent[g.rank - 1],
                        in_inner =
-                           static_cast<index_type>(of.tile - outer * call.boxes.tiles_of_inner) * rows +
-                           lane * rows_of_lane;
+                           static_cast<index_type>(of.tile - outer * call.boxes.tiles_of_inner) * rows + row;
       first_row = in_inner < inner ? outer * inner + in_inner : g.rows;
     }
     return {call.problem.geometry, first_row,
-            static_cast<index_type>(of.slice) * columns_of_tile<Problem> + slot_of_thread * columns};
+            static_cast<index_type>(of.slice) * columns_of_tile<Problem> +
+                slot_of_thread * Block::columns_of_thread};
+  }
+};
+
+/// What it does to a slice.
+template <bool boxes, int rows_of_lane, class Problem>
+struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
+  using Mover = MoverOfTiles<boxes, rows_of_lane, Problem>;
+  using Mover::barrier;
+  using Mover::call;
+  using Mover::lane;
+  using Mover::reduces;
+  using Mover::shared;
+  using Mover::slot_of_thread;
+  using Mover::softmax;
+  using Mover::tag;
+  using Mover::thread;
+  using typename Mover::Acc;
+  using typename Mover::Block;
+  using typename Mover::Mine;
+  using typename Mover::Result;
+  using typename Mover::Shared;
+  using typename Mover::Words;
+  using Place = typename Mine::Place;
+  using Held = typename Shared::Held;
+  using Raw = typename Shared::Raw;
+  static constexpr int columns = Shared::columns;
+  using Mover::Mover;
+
+  __device__ Place place(const SliceOfTile& of) const {
+    return Mover::template place<Place>(of, lane * rows_of_lane);
   }
   /// Of a column of this thread.
   __device__ Held& held(int slot, int k) const { return shared.held[slot][slot_of_thread][k][lane]; }
@@ -280,7 +325,7 @@ struct MoversOfTiles : TilesOfBlock<rows_of_lane, Problem> {
     } else {
       Mine mine;
       get(slot, mine);
-      if constexpr (boxes && Base::stores_boxes) {
+      if constexpr (boxes && Mover::stores_boxes) {
         mine.for_outputs(
             call.problem.operation, max, result, columns,
             [&](int k, int, const typename Mine::Put& output) { held(slot, k) = bits_as<Held>(output); });
@@ -293,6 +338,172 @@ struct MoversOfTiles : TilesOfBlock<rows_of_lane, Problem> {
       mbarrier_arrive(&shared.written[slot]);
     }
   }
+};
+
+/// The same where there is a transform. Its rows of a lane, which are 32 apart, are taken one after the
+/// other: what a transform makes of them needs registers. Each thread subtracts the maximum of its own
+/// columns.
+template <bool boxes, int rows_of_lane, class Problem>
+struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
+  using Mover = MoverOfTiles<boxes, rows_of_lane, Problem>;
+  using Mover::barrier;
+  using Mover::call;
+  using Mover::lane;
+  using Mover::reduces;
+  using Mover::rows;
+  using Mover::shared;
+  using Mover::slot_of_thread;
+  using Mover::softmax;
+  using Mover::tag;
+  using Mover::thread;
+  using typename Mover::Acc;
+  using typename Mover::Block;
+  using typename Mover::Mine;
+  using typename Mover::Result;
+  using typename Mover::Shared;
+  using typename Mover::Words;
+  using Place = typename Mine::Place;
+  using Raw = typename Shared::Raw;
+  static constexpr int columns = Shared::columns;
+  using Mover::Mover;
+
+  /// What waits in a slot: what the transform made, or exponentials of it, if x has room for it.
+  static constexpr bool has_room = std::is_same_v<typename Problem::In, Acc>;
+  __device__ bool keeps_packed_exponentials() const { return Result::keeps_packed_exponentials && softmax; }
+
+  __device__ int row(int v) const { return v * Block::lanes + lane; }
+  __device__ Place place(const SliceOfTile& of, int v) const {
+    return Mover::template place<Place>(of, row(v));
+  }
+  __device__ Raw& held(int slot, int k, int v) const { return shared.held[slot][slot_of_thread][k][row(v)]; }
+
+  __device__ void fetch(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
+    if (thread == 0) this->comes(slot, slice, to_join);
+    const index_type distance = Mine::x_distance(call.problem);
+    const auto copy = [&]<int bytes>(std::integral_constant<int, bytes>, const Place& at, const Raw* to) {
+      const char* from = reinterpret_cast<const char*>(Mine::first_of_x(call.problem, at));
+      for_columns<columns>(at.count, [&](int k) {
+        cp_async_by_l1<bytes>(shared_address(to) + k * rows * static_cast<int>(sizeof(Raw)), from);
+        from += distance;
+      });
+    };
+    if constexpr (sizeof(Raw) > 2) {
+      static_assert(rows_of_lane == 1);
+      copy(std::integral_constant<int, sizeof(Raw)>(), place(slice, 0), &held(slot, 0, 0));
+    } else if (call.pairs) {
+      copy(std::integral_constant<int, 4>(), Mover::template place<Place>(slice, 2 * lane),
+           &shared.held[slot][slot_of_thread][0][2 * lane]);
+    } else {
+#pragma unroll 1
+      for (int v = 0; v < rows_of_lane; ++v) {
+        Raw raw[columns];
+        Mine::load(call.problem, place(slice, v), raw);
+#pragma unroll
+        for (int k = 0; k < columns; ++k) held(slot, k, v) = raw[k];
+      }
+    }
+    cp_async_commit_group();
+    prefetch_operands(call.problem, static_cast<index_type>(slice.tile) * rows, rows,
+                      static_cast<index_type>(slice.slice) * columns_of_tile<Problem>, thread,
+                      Block::threads);
+  }
+
+  /// What the transform makes of what has come.
+  __device__ void make(int slot, int v, const Place& at, Mine& mine) const {
+    mine.take_from([&](int k) { return held(slot, k, v); }, at.count);
+    mine.transform(call.problem, at);
+  }
+
+  __device__ void reduce(int slot) const {
+    const SliceOfTile slice = shared.slice[slot];
+#pragma unroll 1
+    for (int v = 0; v < rows_of_lane; ++v) {
+      Mine mine;
+      make(slot, v, place(slice, v), mine);
+      Acc max[1];
+      Mine::maxima(mine.top(), max);
+      shared.maxima[slot][slot_of_thread][row(v)] = max[0];
+      shared.sums[slot_of_thread][row(v)] = mine.sum(max[0], 0, softmax);
+      if constexpr (has_room) {
+        if (!reduces) {
+#pragma unroll
+          for (int k = 0; k < columns; ++k) held(slot, k, v) = bits_as<Raw>(mine.held[k]);
+        }
+      } else if constexpr (Result::keeps_packed_exponentials) {
+        if (softmax) {
+#pragma unroll
+          for (int k = 0; k < columns; ++k)
+            held(slot, k, v) = static_cast<Raw>(PackedExponentials::of(mine.held[k], mine.held[k]));
+        }
+      }
+    }
+    barrier();
+    if (thread < rows) {
+      static_assert(Block::slots == ReductionPlan::shares && rows <= Block::threads);
+      Words::publish(this->words(slice.tile, slice.slice) + thread, join_shares<Acc>([&](int share) {
+                       return Mine::Part::share(shared.maxima[slot][share][thread],
+                                                shared.sums[share][thread]);
+                     }),
+                     tag);
+    }
+    barrier();  // the next slice's sums take the place of these
+    if (thread == 0) mbarrier_arrive(&shared.told[slot]);
+  }
+
+  __device__ void finish(int slot) const {
+    const SliceOfTile slice = shared.slice[slot];
+#pragma unroll 1
+    for (int v = 0; v < rows_of_lane; ++v) {
+      const Result result[1] = {shared.results[slot][row(v)]};
+      const Place at = place(slice, v);
+      if (reduces) {
+        if (slot_of_thread == 0 && slice.slice == 0) write_logsumexp(call.problem, at, result);
+        continue;
+      }
+      Mine mine;
+      if constexpr (has_room) {
+#pragma unroll
+        for (int k = 0; k < columns; ++k) mine.held[k] = bits_as<Acc>(held(slot, k, v));
+      } else if (keeps_packed_exponentials()) {
+#pragma unroll
+        for (int k = 0; k < columns; ++k) mine.held[k] = PackedExponentials::low(held(slot, k, v));
+      } else {
+        make(slot, v, at, mine);
+      }
+      const Acc max[1] = {shared.maxima[slot][slot_of_thread][row(v)]};
+      if constexpr (boxes && Mover::stores_boxes) {
+        mine.for_outputs(
+            call.problem.operation, max, result, columns,
+            [&](int k, int, const typename Mine::Put& output) { held(slot, k, v) = bits_as<Raw>(output); });
+      } else {
+        mine.write(call.problem, at, max, result);
+      }
+    }
+    if constexpr (boxes) {
+      fence_proxy_async_shared();  // what was written to the slot comes before the next copy
+      mbarrier_arrive(&shared.written[slot]);
+    }
+  }
+};
+
+/// All slices that a block draws.
+template <bool boxes, int rows_of_lane, class Problem>
+struct MoversOfTiles
+    : std::conditional_t<has_transform_v<Problem>, WorkOnTransformedTiles<boxes, rows_of_lane, Problem>,
+                         WorkOnTiles<boxes, rows_of_lane, Problem>> {
+  using Work =
+      std::conditional_t<has_transform_v<Problem>, WorkOnTransformedTiles<boxes, rows_of_lane, Problem>,
+                         WorkOnTiles<boxes, rows_of_lane, Problem>>;
+  using Work::all;
+  using Work::barrier;
+  using Work::call;
+  using Work::fetch;
+  using Work::finish;
+  using Work::reduce;
+  using Work::shared;
+  using Work::slots;
+  using Work::thread;
+  using Work::Work;
 
   /// Until the slice that is to come first, of so many, is there.
   __device__ static void wait_for_slice(int coming) {
@@ -307,7 +518,7 @@ struct MoversOfTiles : TilesOfBlock<rows_of_lane, Problem> {
     }
   }
 
-  /// All slices that this block draws. Nothing but memory is waited for: what else this block has to do may
+  /// Nothing but memory is waited for: what else this block has to do may
   /// be what it would wait for.
   __device__ void run() const {
     if constexpr (boxes) {
@@ -354,7 +565,7 @@ struct MoversOfTiles : TilesOfBlock<rows_of_lane, Problem> {
     bool more = true;  // tickets
     const auto draw = [&] {
       if (!more || thread != 0) return;
-      shared.next_ticket = Base::draw();
+      shared.next_ticket = Work::draw();
       shared.next = call.slice(shared.next_ticket);
     };
     draw();
@@ -408,7 +619,12 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   using Base::slots;
   using typename Base::Shared;
 
-  __device__ explicit CopierOfTiles(const Base& base) : Base(base) {}
+  /// The other lanes are there for the operands of a transform.
+  static constexpr bool has_operands = operands_of<typename Problem::Transform> != 0;
+  int lane;
+
+  __device__ explicit CopierOfTiles(const Base& base)
+      : Base(base), lane(static_cast<int>(threadIdx.x) % 32) {}
 
   /// Where a slice begins.
   struct Corner {
@@ -434,34 +650,56 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
                                   shared_address(shared.held[slot]));
   }
 
-  /// By one thread.
+  __device__ void prefetch(const SliceOfTile& slice) const {
+    if constexpr (has_operands) {
+      const unsigned outer = slice.tile / call.boxes.tiles_of_inner;
+      const RowGeometry& g = call.problem.geometry;
+      const index_type inner = g.extent[g.rank - 1],
+                       first = static_cast<index_type>(slice.tile - outer * call.boxes.tiles_of_inner) * rows;
+      prefetch_operands(call.problem, outer * inner + first,
+                        static_cast<int>(min(inner - first, index_type(rows))),
+                        static_cast<index_type>(slice.slice) * columns_of_tile<Problem>, lane, 32);
+    }
+  }
+  __device__ unsigned draw() const {
+    unsigned ticket = 0;
+    if (lane == 0) ticket = Base::draw();
+    if constexpr (has_operands) ticket = __shfl_sync(0xffffffffu, ticket, 0);
+    return ticket;
+  }
+
+  /// By one thread or, has_operands, by all.
   __device__ void run() const {
     RingCursor at, to_join;
     int in_use = 0;
     for (;;) {
       if (in_use == slots) {
         mbarrier_wait_parity(&shared.written[at.slot], at.parity);
-        store(at.slot);
+        if (lane == 0) store(at.slot);
       }
-      const unsigned ticket = this->draw();
+      const unsigned ticket = draw();
       const bool more = ticket < call.tickets;
       if (in_use == slots) {
-        cp_async_bulk_wait_group_read<0>();
+        if (lane == 0) cp_async_bulk_wait_group_read<0>();
         at.advance(slots);
         --in_use;
       }
       const int next = (at.slot + in_use) % slots;
       if (!more) {
-        this->end(next, ticket, to_join);
-        mbarrier_arrive(&shared.full[next]);
+        if (lane == 0) {
+          this->end(next, ticket, to_join);
+          mbarrier_arrive(&shared.full[next]);
+        }
         break;
       }
-      load(next, call.slice(ticket), to_join);
+      const SliceOfTile slice = call.slice(ticket);
+      if (lane == 0) load(next, slice, to_join);
+      prefetch(slice);
       ++in_use;
     }
     for (; in_use > 0; --in_use) {
       mbarrier_wait_parity(&shared.written[at.slot], at.parity);
-      store(at.slot);
+      if (lane == 0) store(at.slot);
       at.advance(slots);
     }
     cp_async_bulk_wait_group_read<0>();
@@ -614,10 +852,9 @@ template <bool boxes, int rows_of_lane, class Problem>
 __global__ void __launch_bounds__(TileBlock<Problem>::all_threads(boxes), 2)
     grid_pipelined_tiles_kernel(const __grid_constant__ TilesCall<Problem> call) {
   using Shared = SharedTiles<rows_of_lane, Problem>;
-  extern __shared__ uint4 shared_of_tile_block[];
   // (Boxes lie on boundaries of 128 bytes.)
-  Shared& shared =
-      *reinterpret_cast<Shared*>((reinterpret_cast<std::uintptr_t>(shared_of_tile_block) + 127) / 128 * 128);
+  extern __shared__ __align__(128) unsigned char shared_of_tile_block[];
+  Shared& shared = *reinterpret_cast<Shared*>(shared_of_tile_block);
   grid_dependency_wait();
   const std::uint32_t epoch = call.workspace.epoch();
   call.workspace.clear_before_first_epoch(epoch);
@@ -641,7 +878,8 @@ __global__ void __launch_bounds__(TileBlock<Problem>::all_threads(boxes), 2)
     case warps_of_movers + 1:
       return JoinerOfTiles<rows_of_lane, Problem>(block).run();
     case warps_of_movers + 2:
-      if (threadIdx.x % 32 == 0) CopierOfTiles<rows_of_lane, Problem>(block).run();
+      if (CopierOfTiles<rows_of_lane, Problem>::has_operands || threadIdx.x % 32 == 0)
+        CopierOfTiles<rows_of_lane, Problem>(block).run();
       return;
     default:
       return MoversOfTiles<boxes, rows_of_lane, Problem>(block).run();
@@ -652,7 +890,7 @@ struct GridPipelinedTiles {
   static constexpr const char* name = "grid_pipelined_tiles";
 
   template <class Exec, class Problem>
-  static constexpr bool supports = row_tiles_support<Exec, Problem>;
+  static constexpr bool supports = sliced_rows_support<Exec, Problem>;
 
   template <class Exec, class Problem>
   static std::string_view refuse(const Exec& exec, const Problem& problem) {
@@ -671,10 +909,14 @@ struct GridPipelinedTiles {
   static void run(const Exec& exec, const Problem& problem) {
     // `reserve` launches over no rows: that loads all kernels, which a capture could not do.
     const bool no_rows = problem.geometry.rows == 0, pairs = rows_come_in_pairs(problem);
-    if constexpr (PartOfSlice<Problem>::packed) {
-      if (pairs || no_rows) launch_rows<2>(exec, problem);
+    if constexpr (has_transform_v<Problem>) {
+      launch_rows<most_rows_of_lane<Problem>>(exec, problem);
+    } else {
+      if constexpr (takes_pairs<Problem>) {
+        if (pairs || no_rows) launch_rows<2>(exec, problem);
+      }
+      if (!pairs || no_rows) launch_rows<1>(exec, problem);
     }
-    if (!pairs || no_rows) launch_rows<1>(exec, problem);
   }
 
   template <class Exec, class Problem>
@@ -693,7 +935,7 @@ struct GridPipelinedTiles {
   static constexpr index_type most_slices = 256;
   /// Of the kernel whose blocks need most.
   template <class Problem>
-  static constexpr int most_rows_of_lane = PartOfSlice<Problem>::packed ? 2 : 1;
+  static constexpr int most_rows_of_lane = takes_pairs<Problem> || transforms_pairs<Problem> ? 2 : 1;
 
   /// For tiles of one or two rows a lane; by boxes there are at most an eighth more (find_boxes).
   template <class Problem>
@@ -780,12 +1022,12 @@ struct GridPipelinedTiles {
           TileBlock<Problem>::all_threads(by_boxes), shared_bytes<rows_of_lane, Problem>,
           TilesCall<Problem>{problem, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)),
                              static_cast<unsigned>(tickets), static_cast<unsigned>(slices),
-                             static_cast<unsigned>(tiles), boxes});
+                             static_cast<unsigned>(tiles), boxes, rows_come_in_pairs(problem)});
     });
   }
 
   template <int rows_of_lane, class Problem>
-  static constexpr int shared_bytes = sizeof(SharedTiles<rows_of_lane, Problem>) + 112;
+  static constexpr int shared_bytes = sizeof(SharedTiles<rows_of_lane, Problem>);
 
   template <bool by_boxes, int rows_of_lane, class Problem>
   static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {

@@ -9,7 +9,9 @@
 ///
 /// A row's maximum is exact, and its sum of exponentials formed of a few columns each, which their indices
 /// decide, in fixed point (ShareSum; double: in the order of columns): how many lanes and threads there are
-/// moves no bits.
+/// moves no bits. What a transform makes of logits is summed in the same way whatever it is, so that a chain
+/// that is known at run time gives the bits of one that is known before. (Columns of no more than one row are
+/// in a thread's registers then.)
 
 #ifndef KOKKOSSOFTMAX_ROWTILES_HPP
 #define KOKKOSSOFTMAX_ROWTILES_HPP
@@ -29,10 +31,29 @@ index_type slices_of_tiles(const Problem& problem) {
   return ceil_div(problem.geometry.columns, columns_of_tile<Problem>);
 }
 
+template <class Problem>
+inline constexpr bool has_transform_v = !std::is_same_v<typename Problem::Transform, BoundIdentity>;
+
+/// What decides how logits are summed and outputs formed: types, and whether there is a transform.
+template <class Problem>
+using ReducedAs =
+    std::conditional_t<has_transform_v<Problem>,
+                       RowsProblem<typename Problem::In, typename Problem::Out, BoundScale>, Problem>;
+template <class Problem>
+using ResultOfTileRow = SlicedRowResult<ReducedAs<Problem>>;
+
+/// Whether a thread takes rows of 16 bits in pairs.
+template <class Problem>
+inline constexpr bool takes_pairs = PartOfSlice<ReducedAs<Problem>>::packed;
+
+/// Whether it takes two one after the other.
+template <class Problem>
+inline constexpr bool transforms_pairs = has_transform_v<Problem> && sizeof(typename Problem::In) == 2;
+
 /// Whether two rows at a time are neighbours that lie on a boundary of pairs in x and y.
 template <class Problem>
 bool rows_come_in_pairs(const Problem& problem) {
-  if constexpr (PartOfSlice<Problem>::packed) {
+  if constexpr (sizeof(typename Problem::In) == 2) {
     const RowGeometry& g = problem.geometry;
     if (g.rank == 0 || g.x_stride[g.rank - 1] != 1 || g.extent[g.rank - 1] % 2 != 0) return false;
     const auto lies_so = [&](const auto* data, index_type column_stride, const index_type* strides) {
@@ -82,14 +103,14 @@ struct PlaceInTile {
 /// What a thread has of a tile.
 template <int columns, int rows, class Problem>
 struct PartOfTile {
-  using Part = PartOfSlice<Problem>;
-  using Result = SlicedRowResult<Problem>;
+  using Part = PartOfSlice<ReducedAs<Problem>>;
+  using Result = ResultOfTileRow<Problem>;
   using Place = PlaceInTile<columns, rows>;
   using In = typename Problem::In;
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
   static constexpr bool pairs = rows == 2;
-  static_assert(!Part::has_transform && (!pairs || Part::packed));
+  static_assert(!pairs || Part::packed);
   /// As it comes from memory, and as it stays until it is written.
   using Raw = std::conditional_t<pairs, unsigned, std::conditional_t<sizeof(In) == 2, unsigned short, In>>;
   using Held = std::conditional_t<pairs, unsigned, Acc>;
@@ -124,6 +145,19 @@ struct PartOfTile {
       at += distance;
     });
   }
+  /// at(k) gives the bits of a column, where it is there.
+  template <class At>
+  __device__ void take_from(const At& at, int count) {
+    Raw raw[columns];
+    if (count == columns) {
+#pragma unroll
+      for (int k = 0; k < columns; ++k) raw[k] = at(k);
+    } else {
+#pragma unroll
+      for (int k = 0; k < columns; ++k) raw[k] = k < count ? at(k) : nothing();
+    }
+    take(raw);
+  }
   __device__ void take(const Raw (&raw)[columns]) {
 #pragma unroll
     for (int k = 0; k < columns; ++k) {
@@ -132,6 +166,17 @@ struct PartOfTile {
       } else {
         held[k] = load_as<Acc>(bits_as<In>(raw[k]));
       }
+    }
+  }
+
+  /// Makes logits, one row's, what the softmax is of. Nothing, if there is no transform.
+  __device__ void transform(const Problem& problem, const Place& place) {
+    if constexpr (has_transform_v<Problem>) {
+      static_assert(rows == 1);
+      if (place.count == 0) return;
+      const auto stage = prepared_stage<Acc>(problem.transform.at_row(place.row(problem.geometry).index),
+                                             place.first_column);
+      transform_by(stage, place.first_column, place.count);
     }
   }
 
@@ -185,7 +230,8 @@ struct PartOfTile {
           e[j] = exponential.uncorrected(value(k + j, row));
         }
         if constexpr (Result::keeps_exponentials) {
-          if (softmax) held[k + j] = Result::kept(e[j]);
+          // (Where there is a transform, whoever stores them rounds them.)
+          if (softmax) held[k + j] = e[j];
         }
       }
 #pragma unroll
@@ -235,6 +281,44 @@ struct PartOfTile {
   }
 
  private:
+  template <class RowStage>
+  __device__ void transform_by(const RowStage& stage, index_type first_column, int count) {
+    if constexpr (Part::template takes_columns<RowStage>) {
+      // It is called, for several columns where these are there.
+      constexpr int at_once = 8;
+      static_assert(columns % at_once == 0);
+#pragma unroll
+      for (int k = 0; k < columns; k += at_once) {
+        Acc some[at_once];
+#pragma unroll
+        for (int j = 0; j < at_once; ++j) some[j] = held[k + j];
+        if (k + at_once <= count) {
+          transform_neighbours<at_once>(stage, some, first_column + k);
+        } else {
+#pragma unroll 1
+          for (int j = 0; k + j < count; ++j)
+            some[j] = transformed<Acc>(stage, some[j], first_column + k + j);
+        }
+#pragma unroll
+        for (int j = 0; j < at_once; ++j) held[k + j] = some[j];
+      }
+    } else if (takes_any_column<RowStage> || count == columns) {
+      // Loads of so many columns are under way at once: those of all would take the registers.
+      constexpr int at_once = columns < 16 ? columns : 16;
+#pragma unroll
+      for (int k = 0; k < columns; k += at_once) {
+        if constexpr (operands_of<typename Problem::Transform> != 0) compiler_barrier();
+#pragma unroll
+        for (int j = k; j < k + at_once; ++j) held[j] = transformed<Acc>(stage, held[j], first_column + j);
+      }
+    } else {
+      // Past the end, where -inf stays what it is, the last column's operands: no branch parts the loads.
+#pragma unroll
+      for (int k = 0; k < columns; ++k)
+        held[k] = transformed<Acc>(stage, held[k], first_column + min(k, count - 1));
+    }
+  }
+
   template <class PutOutput, class Output>
   __device__ void outputs_of_row(int row, int count, const PutOutput& put, const Output& output) {
     if constexpr (puts_pairs) {
@@ -298,25 +382,40 @@ struct SharedTile {
       ShareSum<Acc> sum = sums[row];
 #pragma unroll 8
       for (int t = 1; t < slots; ++t) sum.join(sums[t * rows + row]);
-      with_row(row, PartOfSlice<Problem>::share(maxima[row], sum));
+      with_row(row, Mine::Part::share(maxima[row], sum));
     }
   }
 };
 
+/// Sees to it that what a transform has for each logit of a tile's columns is in L2 when it is asked for: the
+/// first and the last of neighbouring rows, by `threads` of which this is one.
+template <class Problem>
+__device__ void prefetch_operands(const Problem& problem, index_type first_row, int rows,
+                                  index_type first_column, int thread, int threads) {
+  if constexpr (operands_of<typename Problem::Transform> != 0) {
+    const RowGeometry& g = problem.geometry;
+    if (first_row >= g.rows) return;
+    const index_type last_row = min(first_row + rows, g.rows) - 1;
+    const auto stage = problem.transform.at_row(g.row(thread % 2 == 0 ? first_row : last_row).index);
+    const index_type end = min(first_column + columns_of_tile<Problem>, g.columns);
+    for (index_type column = first_column + thread / 2; column < end; column += threads / 2) {
+      map_operands(stage, [&](const auto& operand) {
+        prefetch_l2(&operand(column));
+        return operand;
+      });
+    }
+  }
+}
+
 template <int columns, int rows, class Problem>
 __device__ void write_logsumexp(const Problem& problem, const PlaceInTile<columns, rows>& place,
-                                const SlicedRowResult<Problem> (&result)[rows]) {
+                                const ResultOfTileRow<Problem> (&result)[rows]) {
   if (!place.exists(problem.geometry)) return;
 #pragma unroll
   for (int v = 0; v < rows; ++v)
     problem.y[problem.geometry.row(place.first_row + v).y_offset] =
         store_as<typename Problem::Out>(result[v].logsumexp());
 }
-
-/// (A transform would be there once for each column of a thread, in each of these kernels.)
-template <class Exec, class Problem>
-inline constexpr bool row_tiles_support =
-    sliced_rows_support<Exec, Problem>&& std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
 }  // namespace KokkosSoftmax::impl
 

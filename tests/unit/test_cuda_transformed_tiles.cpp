@@ -1,0 +1,252 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Transforms of rows whose columns are not contiguous, on CUDA: in tiles of neighbouring rows, in registers
+// and in a ring, copied as boxes of tensors, in pairs of 16 bits and one by one.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../support/transform_cases.hpp"
+
+#if defined(KOKKOS_ENABLE_CUDA)
+
+namespace {
+
+using namespace tests;
+using Exec = Kokkos::Cuda;
+
+const std::int64_t lengths[] = {2, 7, 16, 17, 100, 129, 256, 257, 300, 512, 1025};
+
+// Some logits -inf; a row of nothing else, one with NaN, one with +inf, and one with a thread's share and
+// more of -inf.
+Case case_of(Scalar in, std::vector<std::int64_t> extents, int axis) {
+  Case c;
+  c.extents = std::move(extents);
+  c.axis = axis;
+  c.logits = random_values(in, c.size(), -5, 5);
+  const reference::Rows rows(c.extents, axis);
+  const auto logical = reference::right(c.extents);
+  Random random(3);
+  for (std::int64_t r = 0; r < rows.rows; ++r) {
+    for (std::int64_t column = 0; column < rows.columns; ++column) {
+      auto& logit = c.logits[static_cast<std::size_t>(
+          rows.start(logical, r) + column * logical.strides[static_cast<std::size_t>(axis)])];
+      const bool masked =
+          random.below(17) == 0 || r % 8 == 1 || (r % 8 == 2 && column < rows.columns * 2 / 3);
+      if (masked) logit = -reference::infinity;
+      if (r % 8 == 3 && column == rows.columns / 2) logit = reference::nan;
+      if (r % 8 == 4 && column == rows.columns - 1) logit = reference::infinity;
+    }
+  }
+  return c;
+}
+
+// Layouts of the columns by rows of a case: boxes, padded boxes, off all boundaries, rows that are no
+// neighbours, in place, into contiguous rows.
+template <class Check>
+void for_layouts(Case c, const Check& check_case) {
+  const std::vector<int> order = c.extents.size() == 2 ? std::vector<int>{1, 0} : std::vector<int>{2, 1, 0};
+  const auto with = [&](const reference::Layout& in, const std::optional<reference::Layout>& out) {
+    c.in = in;
+    c.out = out;
+    check_case(c);
+  };
+  const auto dense = reference::ordered(c.extents, order);
+  with(dense, dense);
+  c.in_place = true;
+  check_case(c);
+  c.in_place = false;
+  const auto boxes = reference::ordered(c.extents, order, 1, 16, 16),
+             odd = reference::ordered(c.extents, order, 1, 3, 1);
+  with(boxes, boxes);
+  with(boxes, odd);
+  with(odd, boxes);
+  with(reference::ordered(c.extents, order, 2, 1, 0), std::nullopt);
+}
+
+// The operands of a chain: laid out as x, with a value for each row, and for each column.
+template <class T>
+struct ChainOperands {
+  Operand<float, Exec> temperature;
+  Operand<bool, Exec> keep;
+  Operand<T, Exec> bias, of_column;
+  std::vector<double> temperatures;
+
+  explicit ChainOperands(const Case& c)
+      : temperature(std::vector<std::int64_t>{rows(c)}, random_values(Scalar::float32, rows(c), 0.5, 2)),
+        keep(c.extents, random_flags(c.size()), true),
+        bias(c.extents, random_values(scalar_of<T>, c.size(), -2, 2, 41), true),
+        of_column(std::vector<std::int64_t>{c.extents[static_cast<std::size_t>(c.axis)]},
+                  random_values(scalar_of<T>, c.extents[static_cast<std::size_t>(c.axis)], -2, 2, 42)),
+        temperatures(random_values(Scalar::float32, rows(c), 0.5, 2)) {}
+
+  static std::int64_t rows(const Case& c) { return product(reference::without(c.extents, c.axis)); }
+};
+
+template <class In, class Out>
+void check_chain(Case c) {
+  const Accumulator acc(scalar_of<In>, scalar_of<Out>);
+  const ChainOperands<In> o(c);
+  const auto keep = o.keep.at(c);
+  c.chain = {reference::scale(acc, -0.7), reference::mask([keep](Position p) { return keep(p) != 0; }),
+             reference::bias(acc, o.bias.at(c)), reference::temperature(acc, o.temperatures),
+             reference::bias(acc, o.of_column.at(c))};
+  const auto rank2 = [&](const Case& laid_out) {
+    check<In, Out, 2>(
+        Exec(), laid_out, true,
+        ks::scale(-0.7) | ks::mask(o.keep.template view<2>()) | ks::bias(o.bias.template view<2>()) |
+            ks::temperature(o.temperature.template view<1>()) | ks::bias(o.of_column.template view<1>()));
+  };
+  for_layouts(c, rank2);
+}
+
+template <class In, class Out>
+void check_chains() {
+  for (const auto columns : lengths) {
+    for (const std::int64_t rows : {1, 30, 64, 77})
+      check_chain<In, Out>(case_of(scalar_of<In>, {columns, rows}, 0));
+  }
+  check_chain<In, Out>(case_of(scalar_of<In>, {5000, 72}, 0));
+}
+
+TEST(CudaTransformedTiles, ChainOfFloat) {
+  check_chains<float, float>();
+}
+TEST(CudaTransformedTiles, ChainOfDouble) {
+  check_chains<double, double>();
+}
+TEST(CudaTransformedTiles, ChainOfHalf) {
+  check_chains<half_t, half_t>();
+}
+TEST(CudaTransformedTiles, ChainOfBfloat16) {
+  check_chains<bhalf_t, bhalf_t>();
+}
+TEST(CudaTransformedTiles, ChainOfBfloat16ToFloat) {
+  check_chains<bhalf_t, float>();
+}
+
+// Rows of two dimensions, whose index a functor looks at, and a causal mask, whose queries one of them is.
+template <class T>
+void check_positions() {
+  const Accumulator acc(scalar_of<T>, scalar_of<T>);
+  for (const auto columns : lengths) {
+    for (const std::int64_t inner : {1, 13, 64, 200}) {
+      auto c = case_of(scalar_of<T>, {3, columns, inner}, 1);
+      c.chain = {ripple(acc), reference::causal(1)};
+      for_layouts(c, [&](const Case& laid_out) {
+        check<T, T, 3>(Exec(), laid_out, false, ks::transform(Ripple{}) | ks::causal(1));
+      });
+    }
+  }
+}
+TEST(CudaTransformedTiles, PositionsOfFloat) {
+  check_positions<float>();
+}
+TEST(CudaTransformedTiles, PositionsOfBfloat16) {
+  check_positions<bhalf_t>();
+}
+
+// What other kernels leave in 16 bits: logits that are dropped or not, and sums of two.
+template <class T>
+void check_masks_and_sums() {
+  const Accumulator acc(scalar_of<T>, scalar_of<T>);
+  for (const auto columns : lengths) {
+    for (const std::int64_t rows : {30, 77}) {
+      auto c = case_of(scalar_of<T>, {columns, rows}, 0);
+      const ChainOperands<T> o(c);
+      const auto keep = o.keep.at(c);
+      c.chain = {reference::mask([keep](Position p) { return keep(p) != 0; })};
+      for_layouts(c, [&](const Case& laid_out) {
+        check<T, T, 2>(Exec(), laid_out, false, ks::mask(o.keep.template view<2>()));
+      });
+      c.chain = {reference::bias(acc, o.bias.at(c))};
+      for_layouts(c, [&](const Case& laid_out) {
+        check<T, T, 2>(Exec(), laid_out, false, ks::bias(o.bias.template view<2>()));
+      });
+    }
+  }
+}
+TEST(CudaTransformedTiles, MasksAndSumsOfHalf) {
+  check_masks_and_sums<half_t>();
+}
+TEST(CudaTransformedTiles, MasksAndSumsOfBfloat16) {
+  check_masks_and_sums<bhalf_t>();
+}
+
+// By length and type, as without a transform.
+TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
+  const std::string sliced = Exec().cuda_device_prop().major >= 9 ? "grid_pipelined_tiles" : "strided_rows";
+  const auto expect = [](auto scalar, std::int64_t columns, std::int64_t rows, const std::string& expected) {
+    using T = decltype(scalar);
+    const Kokkos::View<T**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", rows, columns),
+        y("y", rows, columns);
+    ks::softmax(Exec(), x, y, ks::transform(Ripple{}) | ks::causal(1));
+    EXPECT_EQ(ks::last_implementation(), expected) << columns << " columns, " << rows << " rows";
+  };
+  for (const std::int64_t rows : {1, 33, 256}) {
+    expect(0.0f, 256, rows, "block_per_tile");
+    expect(bhalf_t(0.0f), 256, rows, "block_per_tile");
+    expect(0.0f, 257, rows, sliced);
+    expect(bhalf_t(0.0f), 65536, rows, sliced);
+    expect(0.0f, 65537, rows, "strided_rows");
+  }
+  Exec().fence();
+}
+
+// The bits of a row are its own: whatever lies beside it, and however it is copied.
+template <class T>
+std::vector<T> bits_of_first_row(Operation operation, std::int64_t columns, std::int64_t rows,
+                                 std::int64_t distance, std::int64_t offset) {
+  using View = Kokkos::View<T**, Kokkos::LayoutStride, Kokkos::CudaSpace>;
+  const std::int64_t span = offset + (columns - 1) * distance + rows;
+  const Kokkos::View<T*, Kokkos::CudaSpace> x("x", span), y("y", span), sums("lse", rows);
+  const auto host = Kokkos::create_mirror_view(x);
+  for (std::int64_t c = 0; c < columns; ++c) {
+    for (std::int64_t r = 0; r < rows; ++r)
+      host(offset + c * distance + r) = T(static_cast<float>((c * 7919 + r * 104729) % 4093) / 512 - 4);
+  }
+  Kokkos::deep_copy(x, host);
+  const Kokkos::LayoutStride layout(static_cast<std::size_t>(rows), 1, static_cast<std::size_t>(columns),
+                                    static_cast<std::size_t>(distance));
+  call(operation, Exec(), View(x.data() + offset, layout), View(y.data() + offset, layout), sums, 1,
+       ks::transform(Ripple{}) | ks::causal(columns / 2));
+  Exec().fence();
+  const bool reduces = operation == Operation::logsumexp;
+  const auto all = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), reduces ? sums : y);
+  std::vector<T> bits;
+  for (std::int64_t c = 0; c < (reduces ? 1 : columns); ++c)
+    bits.push_back(reduces ? all(0) : all(offset + c * distance));
+  return bits;
+}
+template <class T>
+void check_bits() {
+  for (auto operation : operations) {
+    for (const std::int64_t columns : {5, 16, 100, 256, 257, 1000, 4352}) {
+      const auto alone = bits_of_first_row<T>(operation, columns, 1, 2, 0);
+      const auto same = [&](std::int64_t rows, std::int64_t distance, std::int64_t offset) {
+        const auto bits = bits_of_first_row<T>(operation, columns, rows, distance, offset);
+        ASSERT_EQ(bits.size(), alone.size());
+        EXPECT_EQ(std::memcmp(bits.data(), alone.data(), bits.size() * sizeof(T)), 0)
+            << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, "
+            << rows << " rows, " << distance << " apart, offset " << offset;
+      };
+      same(1, 17, 3);
+      same(2, 2, 0);
+      same(31, 31, 0);
+      same(64, 64, 0);
+      same(65, 80, 16);
+      same(520, 520, 0);
+    }
+  }
+}
+TEST(CudaTransformedTiles, SameBitsOfFloat) {
+  check_bits<float>();
+}
+TEST(CudaTransformedTiles, SameBitsOfBfloat16) {
+  check_bits<bhalf_t>();
+}
+
+}  // namespace
+
+#endif
