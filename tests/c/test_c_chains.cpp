@@ -113,6 +113,41 @@ TYPED_TEST(CChains, SameBitsAlongOtherAxes) {
                          1);
 }
 
+// Rows of one tile of columns, and of several.
+template <class Exec, class T>
+void same_bits_along_the_first_axis() {
+  using Space = typename Exec::memory_space;
+  for (const int columns : {7, 200, 300, 1100}) {
+    const Kokkos::View<T**, Kokkos::LayoutRight, Space> x("x", columns, 70);
+    const Kokkos::View<bool**, Kokkos::LayoutRight, Space> mask("mask", columns, 70);
+    const Kokkos::View<float*, Space> temperature("temperature", 70);
+    fill(x, 1, -4, 4, true);
+    fill(mask, 2);
+    fill(temperature, 3, 0.5, 2);
+    Described cx(x), c_mask(mask), c_temperature(temperature);
+    const auto divided = step_of(KOKKOSSOFTMAX_TEMPERATURE, {&c_temperature}),
+               masked = step_of(KOKKOSSOFTMAX_MASK, {&c_mask}), one = step(KOKKOSSOFTMAX_SCALE, 1);
+    // The last of these has no kernels of its own.
+    for (const Steps& steps :
+         {Steps{divided, masked}, Steps{masked, divided}, Steps{one, divided, masked, one}}) {
+      for (const Call call : {softmax, log_softmax}) {
+        const Kokkos::View<T**, Kokkos::LayoutRight, Space> y("y", columns, 70), z("z", columns, 70);
+        call_cpp(call, Exec(), x, y, 0, ks::temperature(temperature) | ks::mask(mask));
+        const std::string ran = ks::last_implementation();
+        Described cz(z);
+        ASSERT_EQ(call_c(call, cx, cz, 0, steps), KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error();
+        EXPECT_EQ(ran, kokkossoftmax_last_implementation());
+        EXPECT_EQ(bytes_of(y), bytes_of(z)) << "columns " << columns << ", call " << call;
+      }
+    }
+  }
+}
+
+TYPED_TEST(CChains, SameBitsAlongTheFirstAxis) {
+  same_bits_along_the_first_axis<TypeParam, float>();
+  same_bits_along_the_first_axis<TypeParam, ks::bhalf_t>();
+}
+
 // Some chains have kernels of their own. Two factors of 1 more and a chain has none, which changes no bits.
 template <class Exec, class T>
 void same_bits_without_kernels_of_its_own() {
