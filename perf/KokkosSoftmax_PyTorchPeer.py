@@ -254,12 +254,12 @@ class Peer:
         return times
 
 
-def ours(options, device, operation, rows, columns, scalar):
+def ours(options, device, operation, rows, columns, scalar, flags=()):
     """One turn of kokkossoftmax_compare: its results of the backends that belong to `device`."""
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "result.json")
         command = [options.compare, "--kokkos-disable-warnings", "--quiet", "--operation", operation, "--shape", f"{rows}x{columns}"]
-        command += ["--scalar", scalar, "--axis", str(options.axis), "--json", file]
+        command += ["--scalar", scalar, "--axis", str(options.axis), "--json", file, *flags]
         command += ["--time-budget", str(2 * options.time_budget)]  # half of it goes to the copy
         command += ["--backend", ",".join(options.ours[device])] + (["--graph"] if options.graph else [])
         if options.threads:

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The KokkosSoftmax authors
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Softmax with logit transforms, through the Python package, beside PyTorch and torch.compile.
+"""Softmax with logit transforms, through the Python package or a program in C++, beside PyTorch and torch.compile.
 
     KOKKOSSOFTMAX_LIBRARY=build/src/libkokkossoftmax_c.so PYTHONPATH=src/python perf/KokkosSoftmax_TransformPeer.py
+    KokkosSoftmax_TransformPeer.py --compare build/perf/kokkossoftmax_compare_transforms
 
 A copy moves as many bytes as the input, the output and the transform's operands have, but for what a causal mask
 drops of input and operands, which need not be read, and takes turns with the others; a figure is the copy's time over
@@ -14,6 +15,7 @@ Exit status: 0 when everything ran, 1 when something could not run or a result o
 """
 
 import argparse
+import importlib
 import statistics
 import sys
 
@@ -21,24 +23,26 @@ import KokkosSoftmax_PyTorchPeer as peer
 
 TOLERANCE = {"float": 2e-5, "double": 1e-12, "half": 2e-3, "bfloat16": 1e-2}
 TRANSFORMS = ("none", "scale", "causal", "scale_causal", "mask", "mask_row", "scale_mask", "bias", "bias_row")
-TRANSFORMS += ("temperature", "temperature_mask")
+TRANSFORMS += ("temperature", "temperature_mask", "gelu")
 
 
 class TransformedCase(peer.Case):
     """Logits, the operands of a transform of them, and both as ours and as PyTorch's."""
 
-    def __init__(self, torch, ks, device, transform, rows, columns, scalar):
-        super().__init__(torch, device, "softmax", rows, columns, scalar, scalar, 1)
+    def __init__(self, torch, ks, device, transform, rows, columns, scalar, axis):
+        super().__init__(torch, device, "softmax", rows, columns, scalar, scalar, axis)
         self.ks, self.steps = ks, [] if transform == "none" else transform.removesuffix("_row").split("_")
-        operand_rows = 1 if transform.endswith("_row") else rows
+        shape = [rows, columns]
+        if transform.endswith("_row"):
+            shape[1 - axis] = 1
         self.operands = {}
         if "mask" in self.steps:
-            self.operands["mask"] = torch.rand((operand_rows, columns), device=device) > 0.3
+            self.operands["mask"] = torch.rand(shape, device=device) > 0.3
         if "bias" in self.steps:
-            self.operands["bias"] = torch.randn((operand_rows, columns), device=device).to(self.type_in)
+            self.operands["bias"] = torch.randn(shape, device=device).to(self.type_in)
         if "temperature" in self.steps:
             kind = torch.float64 if self.type_in == torch.float64 else torch.float32
-            self.operands["temperature"] = torch.rand(rows, device=device, dtype=kind) + 0.5
+            self.operands["temperature"] = torch.rand(self.x.shape[1 - axis], device=device, dtype=kind) + 0.5
 
     def bytes(self):
         """That have to be moved."""
@@ -53,7 +57,7 @@ class TransformedCase(peer.Case):
 
     def chain(self):
         """As the package's transform; None without one."""
-        made = {"scale": lambda: self.ks.scale(0.125), "causal": self.ks.causal}
+        made = {"scale": lambda: self.ks.scale(0.125), "causal": self.ks.causal, "gelu": self.ks.gelu}
         made |= {name: lambda of=getattr(self.ks, name), t=t: of(t) for name, t in self.operands.items()}
         chain = None
         for step in self.steps:
@@ -61,7 +65,7 @@ class TransformedCase(peer.Case):
         return chain
 
     def transformed(self, x, operands, queries):
-        """As PyTorch writes it; `queries` are the indices of x's rows."""
+        """As PyTorch writes it; `queries` are the indices of x's rows, which are along its last axis then."""
         torch = self.torch
         for step in self.steps:
             if step == "scale":
@@ -72,17 +76,19 @@ class TransformedCase(peer.Case):
                 x = x.masked_fill(~operands["mask"], float("-inf"))
             elif step == "bias":
                 x = x + operands["bias"]
+            elif step == "gelu":
+                x = torch.nn.functional.gelu(x)
             else:
-                x = (x / operands["temperature"][:, None]).to(x.dtype)
+                x = (x / operands["temperature"].unsqueeze(self.axis)).to(x.dtype)
         return x
 
     def call_of(self, name):
         torch, x, y = self.torch, self.x, self.y
         if name == "ours":
             chain = self.chain()
-            return lambda: self.ks.softmax(x, 1, chain, out=y)
+            return lambda: self.ks.softmax(x, self.axis, chain, out=y)
         queries = torch.arange(x.shape[0], device=x.device)
-        whole = lambda t, operands, q: torch.softmax(self.transformed(t, operands, q), 1)
+        whole = lambda t, operands, q: torch.softmax(self.transformed(t, operands, q), self.axis)
         if name == "compiled":
             torch.compiler.reset()
             whole = torch.compile(whole, dynamic=False)
@@ -92,15 +98,38 @@ class TransformedCase(peer.Case):
 class TransformedPeer(peer.Peer):
     def largest_error(self):
         """Relative, on the first, the middle and the last row."""
-        case, torch = self.case, self.torch
-        rows = case.x.shape[0]
+        case, torch, across = self.case, self.torch, 1 - self.case.axis
+        rows = case.x.shape[across]
         index = torch.tensor(sorted({0, rows // 2, rows - 1}), device=case.device)
-        operands = {name: t[index] if t.shape[0] == rows else t for name, t in case.operands.items()}
-        operands = {name: t if t.dtype == torch.bool else t.double() for name, t in operands.items()}
-        reference = torch.softmax(case.transformed(case.x[index].double(), operands, index), 1)
+
+        def chosen(t):
+            dimension = across if t.dim() == 2 else 0
+            t = t.index_select(dimension, index) if t.shape[dimension] == rows else t
+            return t if t.dtype == torch.bool else t.double()
+
+        operands = {name: chosen(t) for name, t in case.operands.items()}
+        reference = torch.softmax(case.transformed(chosen(case.x), operands, index), case.axis)
         reference = reference.nan_to_num(0)  # a row that a mask drops whole
-        error = (self.y[index].double() - reference).abs() / reference
+        error = (chosen(self.y) - reference).abs() / reference
         return error.where(reference >= torch.finfo(case.type_out).tiny, 0).max().item()
+
+
+class Program:
+    """Ours as kokkossoftmax_compare_transforms measures and checks it: it has operands of its own."""
+
+    def __init__(self, options, case, transform, scalar):
+        self.options, self.case, self.transform, self.scalar = options, case, transform, scalar
+        self.error, self.implementation = 0.0, ""
+
+    def turn(self, budget):  # pylint: disable=unused-argument
+        """The seconds a call, as the program's median."""
+        flags = [] if self.transform == "none" else ["--transform", self.transform]
+        rows, columns = self.case.x.shape
+        report = peer.ours(self.options, self.case.device, "softmax", rows, columns, self.scalar, flags)
+        result = next(r for r in report["results"] if "median_s" in r)
+        self.error = max(self.error, float("inf") if result["error"] is None else result["error"])
+        self.implementation = result["implementation"]
+        return [result["median_s"]]
 
 
 class Copy(peer.Peer):
@@ -119,6 +148,8 @@ def parse():
     parser.add_argument("--shape", default="65536x4096,4096x65536", help="comma list of ROWSxCOLUMNS")
     parser.add_argument("--scalar", default="float,bfloat16", help="comma list of float, double, half, bfloat16")
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--axis", type=int, choices=(0, 1), default=1)
+    parser.add_argument("--compare", metavar="PROGRAM", help="kokkossoftmax_compare_transforms, in place of the package")
     parser.add_argument("--peer", default="eager,compiled", help="comma list of eager (PyTorch), compiled (torch.compile); empty: none")
     parser.add_argument("--turns", type=int, default=2, help="how often each has its turn (default: 2)")
     parser.add_argument("--time-budget", type=float, default=0.1, help="seconds a turn (default: 0.1)")
@@ -134,6 +165,11 @@ def parse():
             parser.error(f"--shape: '{shape}' is not ROWSxCOLUMNS")
     if options.turns < 1 or options.time_budget <= 0:
         parser.error("--turns and --time-budget are positive")
+    if options.compare:
+        lists["transform"] = [name for name in lists["transform"] if name != "scale_mask"]  # which it has not
+    if options.axis == 0:
+        lists["transform"] = [name for name in lists["transform"] if "causal" not in name]  # its queries are rows
+    options.ours, options.graph, options.threads = {"cuda": ["Cuda"], "cpu": ["OpenMP"]}, False, 0
     return options, lists
 
 
@@ -141,7 +177,7 @@ def main():
     options, lists = parse()
     try:
         import torch
-        import kokkossoftmax as ks
+        ks = None if options.compare else importlib.import_module("kokkossoftmax")
     except ImportError as error:
         print(f"cannot be imported: {error}", file=sys.stderr)
         return 1
@@ -156,9 +192,12 @@ def main():
         rows, columns = (int(part) for part in shape.split("x"))
         for scalar in lists["scalar"]:
             for transform in lists["transform"]:
-                case = TransformedCase(torch, ks, options.device, transform, rows, columns, scalar)
+                case = TransformedCase(torch, ks, options.device, transform, rows, columns, scalar, options.axis)
                 runs = {"copy": Copy(case)}
                 for name in names:
+                    if name == "ours" and options.compare:
+                        runs[name] = Program(options, case, transform, scalar)
+                        continue
                     try:
                         runs[name] = TransformedPeer(case, name, False)
                     except Exception as error:  # of a rival's: a result
@@ -173,9 +212,11 @@ def main():
                         turns[name].append(statistics.median(run.turn(options.time_budget)))
                 time = {name: statistics.median(of) for name, of in turns.items()}
                 error = runs["ours"].error
+                if options.compare:
+                    implementation = runs["ours"].implementation
                 good = error <= TOLERANCE[scalar]
                 failed = failed or not good
-                cells = [f"{rows} x {columns}", scalar, transform, f"{1e6 * time['ours']:.1f}"]
+                cells = [f"{rows} x {columns}" + (" axis 0" if options.axis == 0 else ""), scalar, transform, f"{1e6 * time['ours']:.1f}"]
                 cells += [f"{time['copy'] / time[n]:.2f}" if n in time else "-" for n in names]
                 cells += [f"{case.bytes() / time['copy'] * 1e-9:.0f}", f"{error:.1e}{'' if good else ' WRONG'}", implementation]
                 print("| " + " | ".join(cells) + " |", flush=True)
