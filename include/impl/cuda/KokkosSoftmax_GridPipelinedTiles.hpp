@@ -403,9 +403,6 @@ struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
       }
     }
     cp_async_commit_group();
-    prefetch_operands(call.problem, static_cast<index_type>(slice.tile) * rows, rows,
-                      static_cast<index_type>(slice.slice) * columns_of_tile<Problem>, thread,
-                      Block::threads);
   }
 
   /// What the transform makes of what has come.
@@ -619,7 +616,7 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   using Base::slots;
   using typename Base::Shared;
 
-  /// The other lanes are there for the operands of a transform.
+  /// The other lanes are there for masks.
   static constexpr bool has_operands = operands_of<typename Problem::Transform> != 0;
   int lane;
 
@@ -650,15 +647,28 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
                                   shared_address(shared.held[slot]));
   }
 
-  __device__ void prefetch(const SliceOfTile& slice) const {
+  /// Sees to it that masks are in L2 when they are asked for: those of the first and the last row of each
+  /// column, which are neighbours. (4096 columns on one H100, fraction of a copy, with a mask as large as x
+  /// 0.80 so and 0.75 without, bfloat16 0.63 and 0.60. But a bias of floats would have 0.78 and has 0.82, of
+  /// bfloat16 0.55 and 0.58.)
+  __device__ void prefetch_masks(const SliceOfTile& slice) const {
     if constexpr (has_operands) {
+      const auto& problem = call.problem;
+      const RowGeometry& g = problem.geometry;
       const unsigned outer = slice.tile / call.boxes.tiles_of_inner;
-      const RowGeometry& g = call.problem.geometry;
       const index_type inner = g.extent[g.rank - 1],
-                       first = static_cast<index_type>(slice.tile - outer * call.boxes.tiles_of_inner) * rows;
-      prefetch_operands(call.problem, outer * inner + first,
-                        static_cast<int>(min(inner - first, index_type(rows))),
-                        static_cast<index_type>(slice.slice) * columns_of_tile<Problem>, lane, 32);
+                       first = static_cast<index_type>(slice.tile - outer * call.boxes.tiles_of_inner) * rows,
+                       row = lane % 2 == 0 ? first : min(first + rows, inner) - 1,
+                       first_column = static_cast<index_type>(slice.slice) * columns_of_tile<Problem>,
+                       end = min(first_column + columns_of_tile<Problem>, g.columns);
+      const auto stage = problem.transform.at_row(g.row(outer * inner + row).index);
+      for (index_type column = first_column + lane / 2; column < end; column += 16) {
+        map_operands(stage, [&](const auto& operand) {
+          const auto* const from = &operand(column);
+          if constexpr (sizeof(*from) == 1) prefetch_l2(from);
+          return operand;
+        });
+      }
     }
   }
   __device__ unsigned draw() const {
@@ -694,7 +704,7 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
       }
       const SliceOfTile slice = call.slice(ticket);
       if (lane == 0) load(next, slice, to_join);
-      prefetch(slice);
+      prefetch_masks(slice);
       ++in_use;
     }
     for (; in_use > 0; --in_use) {

@@ -119,11 +119,6 @@ __device__ __forceinline__ void cp_async_by_l1(std::uint32_t to, const void* fro
 #endif
 }
 
-/// Nothing: but what the compiler has of memory is on one side of it.
-__device__ __forceinline__ void compiler_barrier() {
-  asm volatile("" ::: "memory");
-}
-
 /// prefetch.global.L2 ("Data Movement and Conversion Instructions: prefetch, prefetchu")
 __device__ __forceinline__ void prefetch_l2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)) : "memory");

@@ -303,14 +303,8 @@ struct PartOfTile {
         for (int j = 0; j < at_once; ++j) held[k + j] = some[j];
       }
     } else if (takes_any_column<RowStage> || count == columns) {
-      // Loads of so many columns are under way at once: those of all would take the registers.
-      constexpr int at_once = columns < 16 ? columns : 16;
 #pragma unroll
-      for (int k = 0; k < columns; k += at_once) {
-        if constexpr (operands_of<typename Problem::Transform> != 0) compiler_barrier();
-#pragma unroll
-        for (int j = k; j < k + at_once; ++j) held[j] = transformed<Acc>(stage, held[j], first_column + j);
-      }
+      for (int k = 0; k < columns; ++k) held[k] = transformed<Acc>(stage, held[k], first_column + k);
     } else {
       // Past the end, where -inf stays what it is, the last column's operands: no branch parts the loads.
 #pragma unroll
@@ -386,26 +380,6 @@ struct SharedTile {
     }
   }
 };
-
-/// Sees to it that what a transform has for each logit of a tile's columns is in L2 when it is asked for: the
-/// first and the last of neighbouring rows, by `threads` of which this is one.
-template <class Problem>
-__device__ void prefetch_operands(const Problem& problem, index_type first_row, int rows,
-                                  index_type first_column, int thread, int threads) {
-  if constexpr (operands_of<typename Problem::Transform> != 0) {
-    const RowGeometry& g = problem.geometry;
-    if (first_row >= g.rows) return;
-    const index_type last_row = min(first_row + rows, g.rows) - 1;
-    const auto stage = problem.transform.at_row(g.row(thread % 2 == 0 ? first_row : last_row).index);
-    const index_type end = min(first_column + columns_of_tile<Problem>, g.columns);
-    for (index_type column = first_column + thread / 2; column < end; column += threads / 2) {
-      map_operands(stage, [&](const auto& operand) {
-        prefetch_l2(&operand(column));
-        return operand;
-      });
-    }
-  }
-}
 
 template <int columns, int rows, class Problem>
 __device__ void write_logsumexp(const Problem& problem, const PlaceInTile<columns, rows>& place,
