@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(512, 2)
   using Result = typename Mine::Result;
   using Acc = typename Problem::Acc;
   using Raw = typename Mine::Raw;
+  using In = typename Problem::In;
   using Out = typename Problem::Out;
   static_assert(sizeof(Raw) == 2);
   constexpr int rows_of_lane = 2;
@@ -94,9 +95,11 @@ __global__ void __launch_bounds__(512, 2)
   const auto row = [&](int v) { return puts_pairs ? lane * rows_of_lane + v : v * lanes + lane; };
   const auto place = [&](int v) { return Place(problem.geometry, first_row + row(v), first_column); };
 
-  // A row's bits in each half.
+  // A row's bits in each half; -inf, where there is no column.
   unsigned word[columns];
   if (puts_pairs && pairs) {
+#pragma unroll
+    for (int k = 0; k < columns; ++k) word[k] = PackedPair<In>::minus_infinities;
     const char* from = reinterpret_cast<const char*>(Mine::first_of_x(problem, place(0)));
     for_columns<columns>(place(0).count, [&](int k) {
       word[k] = *reinterpret_cast<const unsigned*>(from);
@@ -109,12 +112,20 @@ __global__ void __launch_bounds__(512, 2)
 #pragma unroll
     for (int k = 0; k < columns; ++k) word[k] = __byte_perm(low[k], high[k], 0x5410);
   }
-  const auto half = [&](int k, int v) { return static_cast<Raw>(word[k] >> 16 * v); };
+  const auto half = [&](int k, int v) { return word[k] >> 16 * v; };
   const auto put_half = [&](int k, int v, unsigned bits) {
     word[k] = __byte_perm(word[k], bits, v == 0 ? 0x3254 : 0x5410);
   };
   const auto make = [&](int v, const Place& at, Mine& mine) {
-    mine.take_from([&](int k) { return half(k, v); }, at.count);
+    const unsigned selectors = v == 0 ? 0x1044 : 0x3244;
+#pragma unroll
+    for (int k = 0; k < columns; ++k) {
+      if constexpr (PackedPair<In>::is_bfloat16 && std::is_same_v<Acc, float>) {
+        mine.held[k] = bits_as<float>(__byte_perm(word[k], 0, selectors));
+      } else {
+        mine.held[k] = load_as<Acc>(bits_as<In>(static_cast<Raw>(half(k, v))));
+      }
+    }
     mine.transform(problem, at);
   };
 
@@ -130,7 +141,9 @@ __global__ void __launch_bounds__(512, 2)
     if constexpr (keeps_exponentials) {
       if (softmax) {
 #pragma unroll
-        for (int k = 0; k < columns; ++k) put_half(k, v, PackedExponentials::of(mine.held[k], mine.held[k]));
+        for (int k = 0; k < columns; ++k)
+          word[k] =
+              __byte_perm(word[k], PackedExponentials::in_high_half(mine.held[k]), v == 0 ? 0x3276 : 0x7610);
       }
     }
   }
@@ -176,7 +189,7 @@ __global__ void __launch_bounds__(512, 2)
         if (pairs) {
           *reinterpret_cast<unsigned*>(to) = word[k];
         } else {
-          *reinterpret_cast<Raw*>(to) = half(k, v);
+          *reinterpret_cast<Raw*>(to) = static_cast<Raw>(half(k, v));
         }
         to += distance;
       });

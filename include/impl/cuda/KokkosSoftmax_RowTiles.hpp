@@ -216,32 +216,11 @@ struct PartOfTile {
   /// outputs of a softmax are made of them.
   __device__ ShareSum<Acc> sum(Acc max, int row, [[maybe_unused]] bool softmax) {
     const auto exponential = Part::exponential_below(max);
-    auto sum = ShareSum<Acc>::none();
-    constexpr int few = is_16_bit_v<Out> ? 8 : 4;
-    static_assert(columns % few == 0);
-#pragma unroll
-    for (int k = 0; k < columns; k += few) {
-      Acc e[few];
-#pragma unroll
-      for (int j = 0; j < few; ++j) {
-        if constexpr (Part::packed) {
-          e[j] = exponential(value(k + j, row));
-        } else {
-          e[j] = exponential.uncorrected(value(k + j, row));
-        }
-        if constexpr (Result::keeps_exponentials) {
-          // (Where there is a transform, whoever stores them rounds them.)
-          if (softmax) held[k + j] = e[j];
-        }
-      }
-#pragma unroll
-      for (int distance = 1; distance < few; distance *= 2) {
-#pragma unroll
-        for (int j = 0; j < few; j += 2 * distance) e[j] += e[j + distance];
-      }
-      sum.join(ShareSum<Acc>::of(e[0]));
+    if constexpr (Part::unpacked) {
+      // (Whether the maximum is subtracted first is asked once: instructions are what 16 bits wait for.)
+      if (!exponential.subtracts_first()) return sum_by<false>(exponential, row, softmax);
     }
-    return sum;
+    return sum_by<true>(exponential, row, softmax);
   }
 
   /// What is put into y: of pairs of rows with 16 bits both.
@@ -281,6 +260,37 @@ struct PartOfTile {
   }
 
  private:
+  template <bool subtracts>
+  __device__ ShareSum<Acc> sum_by(const typename Part::Exponential& exponential, int row,
+                                  [[maybe_unused]] bool softmax) {
+    auto sum = ShareSum<Acc>::none();
+    constexpr int few = is_16_bit_v<Out> ? 8 : 4;
+    static_assert(columns % few == 0);
+#pragma unroll
+    for (int k = 0; k < columns; k += few) {
+      Acc e[few];
+#pragma unroll
+      for (int j = 0; j < few; ++j) {
+        if constexpr (Part::packed) {
+          e[j] = exponential(value(k + j, row));
+        } else {
+          e[j] = subtracts ? exponential.uncorrected(value(k + j, row)) : exponential(value(k + j, row));
+        }
+        if constexpr (Result::keeps_exponentials) {
+          // (Where there is a transform, whoever stores them rounds them.)
+          if (softmax) held[k + j] = e[j];
+        }
+      }
+#pragma unroll
+      for (int distance = 1; distance < few; distance *= 2) {
+#pragma unroll
+        for (int j = 0; j < few; j += 2 * distance) e[j] += e[j + distance];
+      }
+      sum.join(ShareSum<Acc>::of(e[0]));
+    }
+    return sum;
+  }
+
   template <class RowStage>
   __device__ void transform_by(const RowStage& stage, index_type first_column, int count) {
     if constexpr (Part::template takes_columns<RowStage>) {
