@@ -1,25 +1,90 @@
 // SPDX-FileCopyrightText: The KokkosSoftmax authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows whose columns are not contiguous, beside others and at other places: their bits stay what they are.
+// Rows whose columns are not contiguous: with what tells one logit from another, in each layout, and beside
+// others and at other places, where their bits stay what they are.
 #ifndef KOKKOSSOFTMAX_TESTS_TILE_CASES_HPP
 #define KOKKOSSOFTMAX_TESTS_TILE_CASES_HPP
 
 #include <cstring>
 #include <vector>
 
-#include "cases.hpp"
-
-#if defined(KOKKOS_ENABLE_CUDA)
+#include "transform_cases.hpp"
 
 namespace tests {
 
+// Some logits -inf; a row of nothing else, one with NaN, one with +inf, and one with a thread's share and
+// more of -inf.
+inline Case tile_case(Scalar in, std::vector<std::int64_t> extents, int axis) {
+  Case c;
+  c.extents = std::move(extents);
+  c.axis = axis;
+  c.logits = random_values(in, c.size(), -5, 5);
+  const reference::Rows rows(c.extents, axis);
+  const auto logical = reference::right(c.extents);
+  Random random(3);
+  for (std::int64_t r = 0; r < rows.rows; ++r) {
+    for (std::int64_t column = 0; column < rows.columns; ++column) {
+      auto& logit = c.logits[static_cast<std::size_t>(
+          rows.start(logical, r) + column * logical.strides[static_cast<std::size_t>(axis)])];
+      const bool masked =
+          random.below(17) == 0 || r % 8 == 1 || (r % 8 == 2 && column < rows.columns * 2 / 3);
+      if (masked) logit = -reference::infinity;
+      if (r % 8 == 3 && column == rows.columns / 2) logit = reference::nan;
+      if (r % 8 == 4 && column == rows.columns - 1) logit = reference::infinity;
+    }
+  }
+  return c;
+}
+
+// Layouts of the columns by rows of a case: boxes, padded boxes, off all boundaries, rows that are no
+// neighbours, in place, into contiguous rows.
+template <class Check>
+void for_tile_layouts(Case c, const Check& check_case) {
+  const std::vector<int> order = c.extents.size() == 2 ? std::vector<int>{1, 0} : std::vector<int>{2, 1, 0};
+  const auto with = [&](const reference::Layout& in, const std::optional<reference::Layout>& out) {
+    c.in = in;
+    c.out = out;
+    check_case(c);
+  };
+  const auto dense = reference::ordered(c.extents, order);
+  with(dense, dense);
+  c.in_place = true;
+  check_case(c);
+  c.in_place = false;
+  const auto boxes = reference::ordered(c.extents, order, 1, 16, 16),
+             odd = reference::ordered(c.extents, order, 1, 3, 1);
+  with(boxes, boxes);
+  with(boxes, odd);
+  with(odd, boxes);
+  with(reference::ordered(c.extents, order, 2, 1, 0), std::nullopt);
+}
+
+// The operands of a chain: laid out as x, with a value for each row, and for each column.
+template <class T, class Exec>
+struct ChainOperands {
+  Operand<float, Exec> temperature;
+  Operand<bool, Exec> keep;
+  Operand<T, Exec> bias, of_column;
+  std::vector<double> temperatures;
+
+  explicit ChainOperands(const Case& c)
+      : temperature(std::vector<std::int64_t>{rows(c)}, random_values(Scalar::float32, rows(c), 0.5, 2)),
+        keep(c.extents, random_flags(c.size()), true),
+        bias(c.extents, random_values(scalar_of<T>, c.size(), -2, 2, 41), true),
+        of_column(std::vector<std::int64_t>{c.extents[static_cast<std::size_t>(c.axis)]},
+                  random_values(scalar_of<T>, c.extents[static_cast<std::size_t>(c.axis)], -2, 2, 42)),
+        temperatures(random_values(Scalar::float32, rows(c), 0.5, 2)) {}
+
+  static std::int64_t rows(const Case& c) { return product(reference::without(c.extents, c.axis)); }
+};
+
 // Of a row of so many columns, `distance` elements apart, that has others beside it.
-template <class T, class... Transform>
+template <class T, class Exec, class... Transform>
 std::vector<T> bits_of_first_row(Operation operation, std::int64_t columns, std::int64_t rows,
                                  std::int64_t distance, std::int64_t offset, const Transform&... transform) {
   const std::int64_t span = offset + (columns - 1) * distance + rows;
-  const Kokkos::View<T*, Kokkos::CudaSpace> x("x", span), y("y", span), sums("lse", rows);
+  const Kokkos::View<T*, typename Exec::memory_space> x("x", span), y("y", span), sums("lse", rows);
   const auto host = Kokkos::create_mirror_view(x);
   std::int64_t state = 1;
   for (std::int64_t c = 0; c < columns; ++c) {
@@ -31,12 +96,12 @@ std::vector<T> bits_of_first_row(Operation operation, std::int64_t columns, std:
     }
   }
   Kokkos::deep_copy(x, host);
-  using View = Kokkos::View<T**, Kokkos::LayoutStride, Kokkos::CudaSpace>;
+  using View = Kokkos::View<T**, Kokkos::LayoutStride, typename Exec::memory_space>;
   const Kokkos::LayoutStride layout(static_cast<std::size_t>(rows), 1, static_cast<std::size_t>(columns),
                                     static_cast<std::size_t>(distance));
-  call(operation, Kokkos::Cuda(), View(x.data() + offset, layout), View(y.data() + offset, layout), sums, 1,
+  call(operation, Exec(), View(x.data() + offset, layout), View(y.data() + offset, layout), sums, 1,
        transform...);
-  Kokkos::Cuda().fence();
+  Exec().fence();
   const bool reduces = operation == Operation::logsumexp;
   const auto all = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), reduces ? sums : y);
   std::vector<T> bits;
@@ -46,13 +111,14 @@ std::vector<T> bits_of_first_row(Operation operation, std::int64_t columns, std:
 }
 
 // Whatever lies beside it and however it is copied.
-template <class T, class... Transform>
+template <class T, class Exec, class... Transform>
 void check_bits_of_first_row(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
   for (auto operation : operations) {
     for (const auto columns : lengths) {
-      const auto alone = bits_of_first_row<T>(operation, columns, 1, 2, 0, transform...);
+      const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0, transform...);
       const auto same = [&](std::int64_t rows, std::int64_t distance, std::int64_t offset) {
-        const auto bits = bits_of_first_row<T>(operation, columns, rows, distance, offset, transform...);
+        const auto bits =
+            bits_of_first_row<T, Exec>(operation, columns, rows, distance, offset, transform...);
         ASSERT_EQ(bits.size(), alone.size());
         EXPECT_EQ(std::memcmp(bits.data(), alone.data(), bits.size() * sizeof(T)), 0)
             << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, "
@@ -70,7 +136,5 @@ void check_bits_of_first_row(const std::vector<std::int64_t>& lengths, const Tra
 }
 
 }  // namespace tests
-
-#endif
 
 #endif

@@ -174,7 +174,7 @@ TEST(CudaTiles, DimensionsOfBfloat16) {
 
 template <class T>
 void check_bits() {
-  check_bits_of_first_row<T>({5, 16, 100, 256, 257, 512, 1000, 4097, 4352, 20000});
+  check_bits_of_first_row<T, Exec>({5, 16, 100, 256, 257, 512, 1000, 4097, 4352, 20000});
 }
 TEST(CudaTiles, SameBitsOfFloat) {
   check_bits<float>();

@@ -9,7 +9,6 @@
 
 #include "../support/cuda_graph.hpp"
 #include "../support/tile_cases.hpp"
-#include "../support/transform_cases.hpp"
 
 #if defined(KOKKOS_ENABLE_CUDA)
 
@@ -20,76 +19,10 @@ using Exec = Kokkos::Cuda;
 
 const std::int64_t lengths[] = {2, 7, 16, 17, 100, 129, 256, 257, 300, 512, 1025};
 
-// Some logits -inf; a row of nothing else, one with NaN, one with +inf, and one with a thread's share and
-// more of -inf.
-Case case_of(Scalar in, std::vector<std::int64_t> extents, int axis) {
-  Case c;
-  c.extents = std::move(extents);
-  c.axis = axis;
-  c.logits = random_values(in, c.size(), -5, 5);
-  const reference::Rows rows(c.extents, axis);
-  const auto logical = reference::right(c.extents);
-  Random random(3);
-  for (std::int64_t r = 0; r < rows.rows; ++r) {
-    for (std::int64_t column = 0; column < rows.columns; ++column) {
-      auto& logit = c.logits[static_cast<std::size_t>(
-          rows.start(logical, r) + column * logical.strides[static_cast<std::size_t>(axis)])];
-      const bool masked =
-          random.below(17) == 0 || r % 8 == 1 || (r % 8 == 2 && column < rows.columns * 2 / 3);
-      if (masked) logit = -reference::infinity;
-      if (r % 8 == 3 && column == rows.columns / 2) logit = reference::nan;
-      if (r % 8 == 4 && column == rows.columns - 1) logit = reference::infinity;
-    }
-  }
-  return c;
-}
-
-// Layouts of the columns by rows of a case: boxes, padded boxes, off all boundaries, rows that are no
-// neighbours, in place, into contiguous rows.
-template <class Check>
-void for_layouts(Case c, const Check& check_case) {
-  const std::vector<int> order = c.extents.size() == 2 ? std::vector<int>{1, 0} : std::vector<int>{2, 1, 0};
-  const auto with = [&](const reference::Layout& in, const std::optional<reference::Layout>& out) {
-    c.in = in;
-    c.out = out;
-    check_case(c);
-  };
-  const auto dense = reference::ordered(c.extents, order);
-  with(dense, dense);
-  c.in_place = true;
-  check_case(c);
-  c.in_place = false;
-  const auto boxes = reference::ordered(c.extents, order, 1, 16, 16),
-             odd = reference::ordered(c.extents, order, 1, 3, 1);
-  with(boxes, boxes);
-  with(boxes, odd);
-  with(odd, boxes);
-  with(reference::ordered(c.extents, order, 2, 1, 0), std::nullopt);
-}
-
-// The operands of a chain: laid out as x, with a value for each row, and for each column.
-template <class T>
-struct ChainOperands {
-  Operand<float, Exec> temperature;
-  Operand<bool, Exec> keep;
-  Operand<T, Exec> bias, of_column;
-  std::vector<double> temperatures;
-
-  explicit ChainOperands(const Case& c)
-      : temperature(std::vector<std::int64_t>{rows(c)}, random_values(Scalar::float32, rows(c), 0.5, 2)),
-        keep(c.extents, random_flags(c.size()), true),
-        bias(c.extents, random_values(scalar_of<T>, c.size(), -2, 2, 41), true),
-        of_column(std::vector<std::int64_t>{c.extents[static_cast<std::size_t>(c.axis)]},
-                  random_values(scalar_of<T>, c.extents[static_cast<std::size_t>(c.axis)], -2, 2, 42)),
-        temperatures(random_values(Scalar::float32, rows(c), 0.5, 2)) {}
-
-  static std::int64_t rows(const Case& c) { return product(reference::without(c.extents, c.axis)); }
-};
-
 template <class In, class Out>
 void check_chain(Case c) {
   const Accumulator acc(scalar_of<In>, scalar_of<Out>);
-  const ChainOperands<In> o(c);
+  const ChainOperands<In, Exec> o(c);
   const auto keep = o.keep.at(c);
   c.chain = {reference::scale(acc, -0.7), reference::mask([keep](Position p) { return keep(p) != 0; }),
              reference::bias(acc, o.bias.at(c)), reference::temperature(acc, o.temperatures),
@@ -100,16 +33,16 @@ void check_chain(Case c) {
         ks::scale(-0.7) | ks::mask(o.keep.template view<2>()) | ks::bias(o.bias.template view<2>()) |
             ks::temperature(o.temperature.template view<1>()) | ks::bias(o.of_column.template view<1>()));
   };
-  for_layouts(c, rank2);
+  for_tile_layouts(c, rank2);
 }
 
 template <class In, class Out>
 void check_chains() {
   for (const auto columns : lengths) {
     for (const std::int64_t rows : {1, 30, 64, 77})
-      check_chain<In, Out>(case_of(scalar_of<In>, {columns, rows}, 0));
+      check_chain<In, Out>(tile_case(scalar_of<In>, {columns, rows}, 0));
   }
-  check_chain<In, Out>(case_of(scalar_of<In>, {5000, 72}, 0));
+  check_chain<In, Out>(tile_case(scalar_of<In>, {5000, 72}, 0));
 }
 
 TEST(CudaTransformedTiles, ChainOfFloat) {
@@ -134,9 +67,9 @@ void check_positions() {
   const Accumulator acc(scalar_of<T>, scalar_of<T>);
   for (const auto columns : lengths) {
     for (const std::int64_t inner : {1, 13, 64, 200}) {
-      auto c = case_of(scalar_of<T>, {3, columns, inner}, 1);
+      auto c = tile_case(scalar_of<T>, {3, columns, inner}, 1);
       c.chain = {ripple(acc), reference::causal(1)};
-      for_layouts(c, [&](const Case& laid_out) {
+      for_tile_layouts(c, [&](const Case& laid_out) {
         check<T, T, 3>(Exec(), laid_out, false, ks::transform(Ripple{}) | ks::causal(1));
       });
     }
@@ -155,15 +88,15 @@ void check_masks_and_sums() {
   const Accumulator acc(scalar_of<T>, scalar_of<T>);
   for (const auto columns : lengths) {
     for (const std::int64_t rows : {30, 77}) {
-      auto c = case_of(scalar_of<T>, {columns, rows}, 0);
-      const ChainOperands<T> o(c);
+      auto c = tile_case(scalar_of<T>, {columns, rows}, 0);
+      const ChainOperands<T, Exec> o(c);
       const auto keep = o.keep.at(c);
       c.chain = {reference::mask([keep](Position p) { return keep(p) != 0; })};
-      for_layouts(c, [&](const Case& laid_out) {
+      for_tile_layouts(c, [&](const Case& laid_out) {
         check<T, T, 2>(Exec(), laid_out, false, ks::mask(o.keep.template view<2>()));
       });
       c.chain = {reference::bias(acc, o.bias.at(c))};
-      for_layouts(c, [&](const Case& laid_out) {
+      for_tile_layouts(c, [&](const Case& laid_out) {
         check<T, T, 2>(Exec(), laid_out, false, ks::bias(o.bias.template view<2>()));
       });
     }
@@ -200,7 +133,7 @@ TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
 template <class T>
 void check_bits() {
   for (const std::int64_t columns : {5, 16, 100, 256, 257, 1000, 4352})
-    check_bits_of_first_row<T>({columns}, ks::transform(Ripple{}) | ks::causal(columns / 2));
+    check_bits_of_first_row<T, Exec>({columns}, ks::transform(Ripple{}) | ks::causal(columns / 2));
 }
 TEST(CudaTransformedTiles, SameBitsOfFloat) {
   check_bits<float>();
