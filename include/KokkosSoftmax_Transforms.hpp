@@ -11,6 +11,7 @@
 #include <impl/KokkosSoftmax_Gelu.hpp>
 #include <impl/KokkosSoftmax_Problem.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <concepts>
 #include <utility>
@@ -68,7 +69,9 @@ concept view_of_operand = requires(const View& view) {
 // Bound transforms: plain device data. A stage gives, for a row, an object that is called with (value,
 // column), so that what depends on the row alone is found once a row; a mask's object says whether it keeps a
 // column. One that has on_vector does the same on the host to a vector of consecutive columns, the first of
-// them given: Ops is SimdOps (impl/host/KokkosSoftmax_Simd.hpp), and this file knows no vectors.
+// them given: Ops is SimdOps (impl/host/KokkosSoftmax_Simd.hpp), and this file knows no vectors. Where a
+// vector's lanes are rows, of_lanes makes an object for them of their objects, whose on_vector takes the
+// column.
 
 /// Says whether it makes -inf or NaN of a logit of -inf: where it does, and no result is NaN, whoever applies
 /// it need not look for -inf.
@@ -130,6 +133,18 @@ template <class Acc>
 KOKKOS_FORCEINLINE_FUNCTION Acc batch_normalized(Acc value, Acc mean, Acc variance, Acc eps, Acc gamma,
                                                  Acc beta) {
   return rounded_product<Acc>((value - mean) / Kokkos::sqrt(variance + eps), gamma) + beta;
+}
+
+/// The same of a vector, whose lanes are at one column, at those from there on, or at others.
+template <class Ops, class Statistics>
+typename Ops::Vector batch_normalized_vector(const typename Ops::Vector& value, const Statistics& all,
+                                             index_type column) {
+  using Vector = typename Ops::Vector;
+  const Vector deviation =
+      Ops::sqrt(all.variance.template vector<Ops>(column) + Vector(static_cast<typename Ops::Acc>(all.eps)));
+  return rounded_product_of_vectors<Ops>((value - all.mean.template vector<Ops>(column)) / deviation,
+                                         all.gamma.template vector<Ops>(column)) +
+         all.beta.template vector<Ops>(column);
 }
 
 /// From the linear index of a row to an offset in an operand that may broadcast.
@@ -311,6 +326,161 @@ struct ColumnOperand {
   auto vector(index_type column) const {
     return Ops::load_strided(data + column * stride, stride);
   }
+  template <class Ops, class Offsets>
+  auto vector_of_lanes(index_type column, const Offsets& offsets) const {
+    return offsets.template load<Ops>(data + offsets.first + column * stride);
+  }
+};
+
+// Vectors of rows, on the host: a lane is a row, which begins at a column of its own. (Or all are one row,
+// each a column later than the one before: the end of a row, where there are fewer columns than a vector has
+// lanes.)
+
+/// The rows' objects, each at a place of its own, and where they begin, of the first `count` lanes; there may
+/// be fewer than a vector has.
+template <class RowStage>
+struct RowsOfLanes {
+  static constexpr bool is_one_row = false;
+  const void* const* objects;  ///< of which the rows' are parts, at an offset
+  std::ptrdiff_t offset;       ///< bytes
+  const index_type* column;    ///< of each lane; none: 0
+  int count;
+
+  const RowStage& row(int lane) const {
+    return *reinterpret_cast<const RowStage*>(static_cast<const char*>(objects[lane]) + offset);
+  }
+  index_type first_column(int lane) const { return column ? column[lane] : 0; }
+  /// The same of a part of each row's object. (Not a type of its own for each chain before it: their names
+  /// would double in length with each transform.)
+  template <class Part>
+  RowsOfLanes<Part> of(Part RowStage::*part) const {
+    const RowStage& first = row(0);
+    const auto at = reinterpret_cast<const char*>(&(first.*part)) - reinterpret_cast<const char*>(&first);
+    return {objects, offset + at, column, count};
+  }
+};
+
+/// The same of one row, from a column on.
+template <class RowStage>
+struct ColumnsOfRow {
+  static constexpr bool is_one_row = true;
+  RowStage stage;
+  index_type first;
+  int count;
+
+  const RowStage& row(int) const { return stage; }
+  index_type first_column(int lane) const { return first + lane; }
+  template <class Part>
+  ColumnsOfRow<Part> of(Part RowStage::*part) const {
+    return {stage.*part, first, count};
+  }
+};
+
+/// A row's object as that of the lanes of a ColumnsOfRow, if it reads nothing that the lanes behind them
+/// would.
+template <class RowStage>
+struct RowFromColumn {
+  RowStage stage;
+  index_type first;
+  template <class Ops>
+  void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept, index_type column) const {
+    stage.template on_vector<Ops>(value, kept, first + column);
+  }
+};
+
+/// What lanes add to an offset: the same distance from each to the next, or anything.
+template <int width>
+struct OffsetsOfLanes {
+  int count;
+  bool is_even = true;
+  index_type first, distance = 0;
+  index_type each[width];  ///< from the first one, if not is_even
+
+  /// offset(lane) of so many lanes.
+  template <class Rows, class Offset>
+  OffsetsOfLanes(const Rows& rows, const Offset& offset) : count(rows.count), first(offset(0)) {
+    if (count > 1) distance = offset(1) - first;
+    if constexpr (!Rows::is_one_row) {
+      for (int l = 2; l < count; ++l) is_even = is_even && offset(l) == first + l * distance;
+      for (int l = 0; !is_even && l < count; ++l) each[l] = offset(l) - first;
+    }
+  }
+  /// One for all lanes.
+  bool is_one() const { return is_even && distance == 0; }
+  index_type operator()(int lane) const { return is_even ? lane * distance : each[lane]; }
+
+  /// The values of an operand at these offsets from `data` on, which is where the first one is.
+  template <class Ops, class T>
+  typename Ops::Vector load(const T* data) const {
+    using Acc = typename Ops::Acc;
+    if (is_even) {
+      if (count == width || distance == 0) return Ops::load_strided(data, distance);
+      if constexpr (is_scalar_v<T>) {
+        if (distance == 1) return Ops::load_part(data, count, Acc(0));
+      }
+    }
+    alignas(64) Acc lanes[width] = {};
+    for (int l = 0; l < count; ++l) lanes[l] = load_as<Acc>(data[(*this)(l)]);
+    return Ops::load(lanes);
+  }
+  template <class Ops, class T>
+  typename Ops::Mask load_mask(const T* data) const {
+    if (is_one()) return Ops::mask_of_first(static_cast<bool>(*data) ? width : 0);
+    if constexpr (std::is_same_v<T, bool>) {
+      if (is_even && distance == 1) return Ops::mask_of_bools(data, count);
+    }
+    return Ops::mask_of([&](int lane) { return lane < count && static_cast<bool>(data[(*this)(lane)]); });
+  }
+};
+
+/// An operand of some rows, a column of each at a time.
+template <class Ops, class T>
+struct OperandOfLanes {
+  const T* data;
+  index_type column_stride;
+  OffsetsOfLanes<Ops::width> offsets;
+
+  /// Of the operands' row objects: where its values are, and their distance.
+  template <class Rows>
+  explicit OperandOfLanes(const Rows& rows)
+      : data(rows.row(0).data), column_stride(rows.row(0).column_stride), offsets(rows, [&](int lane) {
+          return rows.row(lane).data - data + rows.first_column(lane) * column_stride;
+        }) {
+    data += offsets.first;
+  }
+  /// Of the rows' columns from the lanes' first ones on.
+  template <class>
+  auto vector(index_type column) const {
+    fetch(column);
+    return offsets.template load<Ops>(data + column * column_stride);
+  }
+  auto mask(index_type column) const {
+    fetch(column);
+    return offsets.template load_mask<Ops>(data + column * column_stride);
+  }
+
+ private:
+  /// What the next vector of rows takes, after some columns of these: the processor does not see that by
+  /// itself where columns are in different pages.
+  void fetch(index_type column) const {
+    if (offsets.distance == 1) __builtin_prefetch(data + column * column_stride + Ops::width, 0, 3);
+  }
+};
+
+/// One value a column, for lanes at columns of their own.
+template <class Ops, class Operand>
+struct ColumnsOfLanes {
+  Operand operand;
+  OffsetsOfLanes<Ops::width> offsets;
+
+  template <class Rows>
+  ColumnsOfLanes(const Operand& operand_, const Rows& rows)
+      : operand(operand_),
+        offsets(rows, [&](int lane) { return rows.first_column(lane) * operand.stride; }) {}
+  template <class>
+  auto vector(index_type column) const {
+    return operand.template vector_of_lanes<Ops>(column, offsets);
+  }
 };
 
 /// Whether a bound stage gives the same object for every row.
@@ -386,6 +556,47 @@ struct BoundFunctor {
         value = f->template with<Ops>(value);
       }
     }
+    template <class Ops, class Rows>
+    static auto of_lanes(const Rows& rows) {
+      if constexpr (requires(const F& functor, const typename Ops::Vector& value) {
+                      functor.template with<Ops>(value);
+                    }) {
+        return rows.row(0);
+      } else {
+        return Lanes<Ops::width>(rows);
+      }
+    }
+  };
+  template <int width>
+  struct Lanes {
+    const F* f;
+    int count;
+    index_type row[width] = {}, first_column[width] = {};
+
+    template <class Rows>
+    explicit Lanes(const Rows& rows) : f(rows.row(0).f), count(rows.count) {
+      for (int l = 0; l < count; ++l) {
+        row[l] = rows.row(l).row;
+        first_column[l] = rows.first_column(l);
+      }
+    }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
+      using Acc = typename Ops::Acc;
+      alignas(64) Acc lane[width];
+      Ops::store(lane, value);
+      const auto apply_to = [&](int lanes) __attribute__((always_inline)) {
+        for (int l = 0; l < lanes; ++l)
+          lane[l] = static_cast<Acc>((*f)(lane[l], row[l], first_column[l] + column));
+      };
+      // A loop of its own, which vectorises.
+      if (count == width) {
+        apply_to(width);
+      } else {
+        apply_to(count);
+      }
+      value = Ops::load(lane);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {&f, row}; }
 };
@@ -454,13 +665,23 @@ struct BoundMask {
     }
     template <class Ops>
     void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
-      if constexpr (std::is_same_v<T, bool>) {
-        if (mask.column_stride == 1) {
-          kept = kept && Ops::mask_of_bools(&mask(column));
-          return;
+      if constexpr (requires { mask.mask(column); }) {
+        kept = kept && mask.mask(column);
+        return;
+      } else {
+        if constexpr (std::is_same_v<T, bool>) {
+          if (mask.column_stride == 1) {
+            kept = kept && Ops::mask_of_bools(&mask(column));
+            return;
+          }
         }
+        kept = kept && Ops::mask_of([&](int lane) { return static_cast<bool>(mask(column + lane)); });
       }
-      kept = kept && Ops::mask_of([&](int lane) { return static_cast<bool>(mask(column + lane)); });
+    }
+    template <class Ops, class Rows>
+    static auto of_lanes(const Rows& rows) {
+      using Lanes = OperandOfLanes<Ops, T>;
+      return RowWith<Lanes>{Lanes(rows.of(&RowWith::mask))};
     }
   };
   using Row = RowWith<typename LogitOperand<T>::Row>;
@@ -514,6 +735,33 @@ struct BoundCausal {
       const index_type left = last - column + 1;
       if (left < Ops::width) kept = kept && Ops::mask_of_first(left);
     }
+    template <class Ops, class Rows>
+    static auto of_lanes(const Rows& rows) {
+      if constexpr (Rows::is_one_row) {
+        return RowFromColumn<Row>{rows.stage, rows.first};
+      } else {
+        return Lanes<Ops::width>(rows);
+      }
+    }
+  };
+  template <int width>
+  struct Lanes {
+    index_type last[width] = {};  ///< from each lane's first column
+    index_type least, most;
+
+    template <class Rows>
+    explicit Lanes(const Rows& rows) {
+      for (int l = 0; l < rows.count; ++l) last[l] = rows.row(l).last - rows.first_column(l);
+      const auto range = std::minmax_element(last, last + rows.count);
+      least = *range.first;
+      most = *range.second;
+    }
+    template <class Ops>
+    void on_vector(typename Ops::Vector&, typename Ops::Mask& kept, index_type column) const {
+      if (column <= least) return;
+      kept = kept && (column > most ? Ops::mask_of_first(0)
+                                    : Ops::mask_of([&](int lane) { return column <= last[lane]; }));
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
     index_type query = rows_per_query == 1 ? row : quotient(row, rows_per_query);
@@ -565,6 +813,11 @@ struct BoundWithOperand {
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
       value = Combine::template of_vectors<Ops>(value, operand.template vector<Ops>(column));
+    }
+    template <class Ops, class Rows>
+    static auto of_lanes(const Rows& rows) {
+      using Lanes = OperandOfLanes<Ops, T>;
+      return RowWith<Lanes>{Lanes(rows.of(&RowWith::operand))};
     }
   };
   using Row = RowWith<typename LogitOperand<T>::Row>;
@@ -681,8 +934,36 @@ struct BoundTemperature {
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type) const {
       value = value / typename Ops::Vector(load_as<typename Ops::Acc>(*temperature));
     }
+    template <class Ops, class Rows>
+    static auto of_lanes(const Rows& rows) {
+      alignas(64) typename Ops::Acc lanes[Ops::width] = {};
+      for (int l = 0; l < rows.count; ++l) lanes[l] = load_as<typename Ops::Acc>(*rows.row(l).temperature);
+      return Lanes<typename Ops::Vector>{Ops::load(lanes)};
+    }
+  };
+  template <class Vector>
+  struct Lanes {
+    Vector temperature;
+    template <class Ops>
+    void on_vector(Vector& value, typename Ops::Mask&, index_type) const {
+      value = value / temperature;
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {data + row_offset(row)}; }
+};
+
+/// What BoundBatchNorm is to lanes.
+template <class M, class V, class G, class B>
+struct BatchNormOfLanes {
+  M mean;
+  V variance;
+  G gamma;
+  B beta;
+  double eps;
+  template <class Ops>
+  void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
+    value = batch_normalized_vector<Ops>(value, *this, column);
+  }
 };
 
 template <class M, class V, class G, class B>
@@ -702,12 +983,20 @@ struct BoundBatchNorm {
     }
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
-      using Vector = typename Ops::Vector;
-      const Vector deviation = Ops::sqrt(all->variance.template vector<Ops>(column) +
-                                         Vector(static_cast<typename Ops::Acc>(all->eps)));
-      value = rounded_product_of_vectors<Ops>((value - all->mean.template vector<Ops>(column)) / deviation,
-                                              all->gamma.template vector<Ops>(column)) +
-              all->beta.template vector<Ops>(column);
+      value = batch_normalized_vector<Ops>(value, *all, column);
+    }
+    template <class Ops, class Rows>
+    static auto of_lanes(const Rows& rows) {
+      const BoundBatchNorm& all = *rows.row(0).all;
+      const auto of_columns = [&](const auto& operand) {
+        return ColumnsOfLanes<Ops, std::remove_cvref_t<decltype(operand)>>{operand, rows};
+      };
+      const auto mean = of_columns(all.mean);
+      const auto variance = of_columns(all.variance);
+      const auto gamma = of_columns(all.gamma);
+      const auto beta = of_columns(all.beta);
+      return BatchNormOfLanes<decltype(mean), decltype(variance), decltype(gamma), decltype(beta)>{
+          mean, variance, gamma, beta, all.eps};
     }
   };
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return true; }
@@ -733,6 +1022,36 @@ KOKKOS_FORCEINLINE_FUNCTION void apply_stage(const RowStage& stage, Acc& value, 
     kept = kept && keeps;
   } else {
     value = stage(value, column);
+  }
+}
+
+/// A stage's object for lanes that takes them one by one.
+template <class Rows>
+struct LanesOneByOne {
+  Rows rows;
+  template <class Ops>
+  void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept, index_type column) const {
+    using Acc = typename Ops::Acc;
+    alignas(64) Acc lane[Ops::width];
+    bool keeps[Ops::width] = {};
+    Ops::store(lane, value);
+    for (int l = 0; l < rows.count; ++l) {
+      keeps[l] = true;
+      apply_stage(rows.row(l), lane[l], keeps[l], rows.first_column(l) + column);
+    }
+    value = Ops::load(lane);
+    kept = kept && Ops::mask_of([&](int l) { return keeps[l]; });
+  }
+};
+
+/// A stage's object for lanes; lives no longer than `rows` and what it refers to.
+template <class Ops, class Rows>
+auto stage_of_lanes(const Rows& rows) {
+  using RowStage = std::remove_cvref_t<decltype(rows.row(0))>;
+  if constexpr (Ops::width > 1 && requires { RowStage::template of_lanes<Ops>(rows); }) {
+    return RowStage::template of_lanes<Ops>(rows);
+  } else {
+    return LanesOneByOne<Rows>{rows};
   }
 }
 
@@ -884,6 +1203,13 @@ struct BoundChain {
       a.template on_vector<Ops>(value, kept, column);
       b.template on_vector<Ops>(value, kept, column);
     }
+    template <class Ops, class Rows>
+    static auto of_lanes(const Rows& rows) {
+      const auto lanes_a = stage_of_lanes<Ops>(rows.of(&RowWith::a));
+      const auto lanes_b = stage_of_lanes<Ops>(rows.of(&RowWith::b));
+      return RowWith<std::remove_const_t<decltype(lanes_a)>, std::remove_const_t<decltype(lanes_b)>>{lanes_a,
+                                                                                                     lanes_b};
+    }
   };
   using Row = RowWith<typename A::Row, typename B::Row>;
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {a.at_row(row), b.at_row(row)}; }
@@ -945,6 +1271,21 @@ template <class Ops, int count, class TransformRow>
     row.template on_vectors<Ops>(value, kept, column);
   } else {
     for (int i = 0; i < count; ++i) row.template on_vector<Ops>(value[i], kept[i], column + i * Ops::width);
+  }
+  for (int i = 0; i < count; ++i) value[i] = Ops::select(kept[i], value[i], dropped);
+}
+
+/// The same of the lanes of a stage_of_lanes, a vector of them in each column from `column` on.
+template <class Ops, int count, class Lanes>
+[[gnu::always_inline]] inline void transform_lanes(const Lanes& lanes, typename Ops::Vector (&value)[count],
+                                                   index_type column) {
+  const typename Ops::Vector dropped(-infinity_v<typename Ops::Acc>);
+  typename Ops::Mask kept[count];
+  for (int i = 0; i < count; ++i) kept[i] = !(value[i] == dropped);
+  if constexpr (requires { lanes.template on_columns<Ops>(value, kept, column); }) {
+    lanes.template on_columns<Ops>(value, kept, column);
+  } else {
+    for (int i = 0; i < count; ++i) lanes.template on_vector<Ops>(value[i], kept[i], column + i);
   }
   for (int i = 0; i < count; ++i) value[i] = Ops::select(kept[i], value[i], dropped);
 }

@@ -65,6 +65,16 @@ struct LoadAnyVector {
   }
 };
 
+template <class Ops>
+struct LoadAnyLanes {
+  index_type at;
+  const impl::OffsetsOfLanes<Ops::width>& offsets;
+  template <class T>
+  auto operator()(const T* data) const {
+    return offsets.template load<Ops>(data + at);
+  }
+};
+
 struct AnyLogitOperand {
   const void* data;
   index_type column_stride;
@@ -85,6 +95,10 @@ struct AnyColumnOperand {
   template <class Ops>
   auto vector(index_type column) const {
     return with_scalar(data, scalar, LoadAnyVector<Ops>{column * stride, stride});
+  }
+  template <class Ops, class Offsets>
+  auto vector_of_lanes(index_type column, const Offsets& offsets) const {
+    return with_scalar(data, scalar, LoadAnyLanes<Ops>{offsets.first + column * stride, offsets});
   }
 };
 
@@ -317,6 +331,109 @@ struct BoundAnyChain {
       }
     }
 
+    /// Rows of lanes: each is this object of its row.
+    template <class Ops>
+    class VectorOfRows {
+     public:
+      template <class Rows>
+      explicit VectorOfRows(const Rows& rows) : count_(rows.count) {
+        for (int l = 0; l < count_; ++l) {
+          row_[l] = &rows.row(l);
+          first_column_[l] = rows.first_column(l);
+        }
+      }
+      template <class, int columns>
+      __attribute__((noinline)) void on_columns(typename Ops::Vector (&value)[columns],
+                                                typename Ops::Mask (&kept)[columns],
+                                                index_type column) const {
+        const BoundAnyChain& chain = *row_[0]->chain;
+        for (std::int32_t s = 0; s < chain.count; ++s) step_on_columns(chain.step[s], s, value, kept, column);
+      }
+
+     private:
+      template <int columns>
+      void step_on_columns(const BoundStep& step, std::int32_t s, typename Ops::Vector (&value)[columns],
+                           typename Ops::Mask (&kept)[columns], index_type column) const {
+        // The library's own stage of the step, of each row's object in it.
+        const auto stage_of_rows = [&](const auto& object_of) {
+          using Object = decltype(object_of(index_type()));
+          Object object[Ops::width];
+          const void* objects[Ops::width];
+          for (int l = 0; l < Ops::width; ++l) {
+            object[l] = object_of(row_[std::min(l, count_ - 1)]->at[s]);
+            objects[l] = object + l;
+          }
+          const auto lanes =
+              impl::stage_of_lanes<Ops>(impl::RowsOfLanes<Object>{objects, 0, first_column_, count_});
+          for (int i = 0; i < columns; ++i) lanes.template on_vector<Ops>(value[i], kept[i], column + i);
+        };
+        const auto functor = [&]<class F>(const F& f) {
+          stage_of_rows([&](index_type) { return typename impl::BoundFunctor<F>::Row{&f, 0}; });
+        };
+        const auto combine = [&]<class Combine>(Combine) {
+          with_scalar(step.operand.data, step.scalar, [&]<class T>(const T* data) {
+            stage_of_rows([&](index_type at) {
+              return
+                  typename impl::BoundWithOperand<T, Combine>::Row{{data + at, step.operand.column_stride}};
+            });
+          });
+        };
+        switch (step.kind) {
+          case KOKKOSSOFTMAX_SCALE:
+            functor(impl::ScaleFunction{step.factor});
+            break;
+          case KOKKOSSOFTMAX_TEMPERATURE:
+            with_scalar(step.operand.data, step.scalar, [&]<class T>(const T* data) {
+              stage_of_rows(
+                  [&](index_type at) { return typename impl::BoundTemperature<T>::Row{data + at}; });
+            });
+            break;
+          case KOKKOSSOFTMAX_MASK:
+            stage_of_rows([&](index_type at) { return mask_of(step, at); });
+            break;
+          case KOKKOSSOFTMAX_CAUSAL:
+            stage_of_rows([](index_type at) { return impl::BoundCausal::Row{at}; });
+            break;
+          case KOKKOSSOFTMAX_BIAS:
+            combine(impl::Plus());
+            break;
+          case KOKKOSSOFTMAX_SCALE_BY:
+            combine(impl::Times());
+            break;
+          case KOKKOSSOFTMAX_GELU_ERF:
+            functor(impl::GeluErfFunction{});
+            break;
+          case KOKKOSSOFTMAX_GELU_TANH:
+            functor(impl::GeluTanhFunction{});
+            break;
+          case KOKKOSSOFTMAX_RELU:
+            functor(impl::ReluFunction{});
+            break;
+          case KOKKOSSOFTMAX_BATCH_NORM: {
+            const AnyBatchNorm& b = step.batch_norm;
+            using Columns = impl::ColumnsOfLanes<Ops, AnyColumnOperand>;
+            const impl::RowsOfLanes<Row> rows{reinterpret_cast<const void* const*>(row_), 0, first_column_,
+                                              count_};
+            const impl::BatchNormOfLanes<Columns, Columns, Columns, Columns> lanes{
+                {b.mean, rows}, {b.variance, rows}, {b.gamma, rows}, {b.beta, rows}, b.eps};
+            for (int i = 0; i < columns; ++i) lanes.template on_vector<Ops>(value[i], kept[i], column + i);
+            break;
+          }
+          case normalizer_step:
+            stage_of_rows([&](index_type) { return step.normalizer.template row<typename Ops::Acc>(); });
+            break;
+        }
+      }
+
+      int count_;
+      const Row* row_[Ops::width];
+      index_type first_column_[Ops::width];
+    };
+    template <class Ops, class Rows>
+    static VectorOfRows<Ops> of_lanes(const Rows& rows) {
+      return VectorOfRows<Ops>(rows);
+    }
+
    private:
     /// From the first one's.
     template <int together>
@@ -418,13 +535,7 @@ struct BoundAnyChain {
           break;
         case KOKKOSSOFTMAX_BATCH_NORM: {
           const AnyBatchNorm& b = step.batch_norm;
-          each([&](Vector& v, index_type c) {
-            const Vector deviation =
-                Ops::sqrt(b.variance.template vector<Ops>(c) + Vector(static_cast<Acc>(b.eps)));
-            v = impl::rounded_product_of_vectors<Ops>((v - b.mean.template vector<Ops>(c)) / deviation,
-                                                      b.gamma.template vector<Ops>(c)) +
-                b.beta.template vector<Ops>(c);
-          });
+          each([&](Vector& v, index_type c) { v = impl::batch_normalized_vector<Ops>(v, b, c); });
           break;
         }
         case normalizer_step:

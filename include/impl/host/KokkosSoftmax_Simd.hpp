@@ -325,6 +325,22 @@ struct SimdOps {
 #endif
     return mask_of([&](int lane) { return p[lane]; });
   }
+  /// The same of the first `count` lanes, without a byte behind them; false in the others.
+  KOKKOSSOFTMAX_HOST_FUNCTION static Mask mask_of_bools(const bool* p, int count) {
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+    if constexpr (avx512) {
+      show_to_sanitizer(p, static_cast<std::size_t>(count));
+      const auto mask = static_cast<__mmask16>((1u << count) - 1u);
+      const __m128i bytes = _mm_maskz_loadu_epi8(mask, p);
+      if constexpr (sizeof(Acc) == 4)
+        return Mask(_mm_test_epi8_mask(bytes, bytes));
+      else
+        return Mask(static_cast<__mmask8>(_mm_test_epi8_mask(bytes, bytes)));
+    }
+#endif
+    if (count == width) return mask_of_bools(p);
+    return mask_of([&](int lane) { return lane < count && p[lane]; });
+  }
 
   // -------------------------------------------------------------------------------------------------------
   // Over the lanes, in a fixed order.

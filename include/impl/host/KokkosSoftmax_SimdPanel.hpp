@@ -7,7 +7,7 @@
 /// vector goes from one column to the next: beside it is read what the rows have, repeated, from the row on
 /// that it begins with. So no vector is half empty, and what goes past the caches are whole lines. What a row
 /// does with its blocks of columns is what a tile does with them (KokkosSoftmax_SimdTile.hpp), and so are its
-/// bits.
+/// bits. Logits with a transform go through it in vectors of rows, and are an array of their own then.
 
 #ifndef KOKKOSSOFTMAX_SIMDPANEL_HPP
 #define KOKKOSSOFTMAX_SIMDPANEL_HPP
@@ -88,6 +88,7 @@ template <class Problem, Operation operation>
 class SimdPanel : SimdLanes<Problem, operation> {
   using Lanes = SimdLanes<Problem, operation>;
   using Lanes::w;
+  using typename Lanes::ColumnsOfStage;
   using typename Lanes::ColumnsOfX;
 
  public:
@@ -97,6 +98,8 @@ class SimdPanel : SimdLanes<Problem, operation> {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   using Plan = SimdTilePlan<Acc>;
+  using TransformRow = typename Problem::Transform::Row;
+  static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
   /// What a thread writes it writes through the same `lines`.
   SimdPanel(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream,
@@ -112,17 +115,20 @@ class SimdPanel : SimdLanes<Problem, operation> {
     const int vectors = (rows_ + w - 1) / w;
     // Where a vector that overlaps another one would be a sixth of all.
     in_pieces_ = vectors * w * 5 > rows_ * 6;
+    if constexpr (!identity) {
+      problem.transform.make_rows(row.index, problem.geometry.row_weight[problem.geometry.rank - 1], rows_,
+                                  transform_);
+    }
   }
 
-  /// [max of each row, sum of each row] of blocks; their exponentials, if rows are written from these, in
-  /// `stage`.
+  /// [max of each row, sum of each row] of blocks; what rows are written from, if not from x, in `stage`.
   void reduce_blocks(index_type begin, index_type end, Acc* stage, Acc* partials) {
     const index_type first = begin * block, last = std::min(end * block, columns_);
     partials += begin * 2 * rows_;
-    if (operation == Operation::softmax && Plan::chunks(columns_) == 1) {
-      reduce<true>(first, last, stage, partials);
+    if (writes_staged()) {
+      reduce<of_stage>(first, last, stage, partials);
     } else {
-      reduce<false>(first, last, stage, partials);
+      reduce<Kept::nothing>(first, last, stage, partials);
     }
   }
   /// To be called between the two.
@@ -147,18 +153,18 @@ class SimdPanel : SimdLanes<Problem, operation> {
     if (columns_ * rows_ * static_cast<index_type>(sizeof(In)) > most_bytes) return;
     fetch_ = problem_.x + problem_.geometry.row(tile * tiles.inner).x_offset;
   }
-  void write_blocks(index_type begin, index_type end, const Acc* stage, const Acc* partials) {
-    if (operation == Operation::softmax && Plan::chunks(columns_) == 1) {
+  void write_blocks(index_type begin, index_type end, Acc* stage, const Acc* partials) {
+    if (writes_staged()) {
       write_staged(begin, end, stage, partials);
     } else {
-      write_logits(begin * block, std::min(end * block, columns_));
+      write_logits(begin * block, std::min(end * block, columns_), stage);
     }
   }
 
   /// [max of each row, sum of each row] of one chunk of long rows.
   void reduce_chunk(index_type chunk, Acc* scratch, Acc* state) {
     const index_type begin = chunk * Plan::chunk, end = std::min(begin + Plan::chunk, columns_);
-    reduce<false>(begin, end, scratch + Plan::partials, scratch);
+    reduce<Kept::nothing>(begin, end, scratch + Plan::partials, scratch);
     join(scratch, Plan::blocks(end - begin), 2 * rows_);
     Lanes::keep_state(state, max_, sum_, rows_);
   }
@@ -174,8 +180,8 @@ class SimdPanel : SimdLanes<Problem, operation> {
     repeat(sum_);
   }
 
-  void write_chunk(index_type chunk, Acc*) {
-    write_logits(chunk * Plan::chunk, std::min((chunk + 1) * Plan::chunk, columns_));
+  void write_chunk(index_type chunk, Acc* scratch) {
+    write_logits(chunk * Plan::chunk, std::min((chunk + 1) * Plan::chunk, columns_), scratch);
   }
 
  private:
@@ -185,6 +191,13 @@ class SimdPanel : SimdLanes<Problem, operation> {
   /// Elements that go together, of four vectors.
   static constexpr int step = 4 * w;
   static_assert(panels_have_lines<Acc, Out>);
+
+  /// What waits for the sums of rows: logits are read once more from x, unless they are transformed.
+  enum class Kept { nothing, exponentials, logits };
+  static constexpr Kept of_stage = operation == Operation::softmax ? Kept::exponentials
+                                   : identity                      ? Kept::nothing
+                                                                   : Kept::logits;
+  bool writes_staged() const { return of_stage != Kept::nothing && Plan::chunks(columns_) == 1; }
 
   /// Of each row, repeated for vectors that begin with any row.
   void repeat(Acc* of_row) const {
@@ -214,10 +227,23 @@ class SimdPanel : SimdLanes<Problem, operation> {
     }
   };
 
-  /// Maxima and sums of the blocks of [begin, end), at `partials`; their exponentials one behind the other in
-  /// `stage` if `keep`.
-  template <bool keep>
+  /// Transformed logits of the rows [begin, end), at least a vector of them, in so many columns from `column`
+  /// on, `distance` from column to column; their largest ones, as MaxSum keeps them.
+  void transform(index_type column, int columns, int begin, int end, Acc* to, int distance,
+                 Acc* maxima) const {
+    const In* const x = x_ + column * rows_;
+    for_each_vector(begin, end, [&](int l) {
+      const Vector max =
+          problem_.transform(transform_ + l, column, w, columns, x + l, rows_, to + l - begin, distance);
+      Ops::store(maxima + l, Lanes::finite(max));
+    });
+  }
+
+  /// Maxima and sums of the blocks of [begin, end), at `partials`; what is kept one behind the other in
+  /// `stage`.
+  template <Kept kept>
   void reduce(index_type begin, index_type end, Acc* stage, Acc* partials) {
+    constexpr bool keep = kept == Kept::exponentials;
     const In* x = x_ + begin * rows_;
     for (index_type b = begin; b < end; b += block, partials += 2 * rows_, x += block * rows_) {
       const int columns = static_cast<int>(std::min<index_type>(block, end - b));
@@ -227,16 +253,35 @@ class SimdPanel : SimdLanes<Problem, operation> {
         // A group that is no vector takes some of the one before once more.
         const int last = std::min(first + Plan::group, rows_);
         const int from = std::min(first, last - w);
-        find_maxima(x, columns, from, last, partials);
-        if (in_pieces_) break;
-        for_each_vector(
-            from, last, [&](int l) __attribute__((always_inline)) {
-              Lanes::template add_block<keep>(ColumnsOfX{x + l, rows_}, stage + l, rows_, columns,
-                                              partials + l, sums + l, next);
-            });
+        if constexpr (identity) {
+          find_maxima(x, columns, from, last, partials);
+          if (in_pieces_) break;
+          for_each_vector(
+              from, last, [&](int l) __attribute__((always_inline)) {
+                Lanes::template add_block<keep>(ColumnsOfX{x + l, rows_}, stage + l, rows_, columns,
+                                                partials + l, sums + l, next);
+              });
+        } else {
+          constexpr bool in_stage = kept == Kept::logits;
+          Acc* const logits = in_stage ? stage + from : transformed_;
+          const int distance = in_stage ? rows_ : last - from;
+          transform(b, columns, from, last, logits, distance, partials);
+          if (in_pieces_) break;
+          for_each_vector(
+              from, last, [&](int l) __attribute__((always_inline)) {
+                Lanes::template add_block<keep>(ColumnsOfStage{logits + l - from, distance}, stage + l, rows_,
+                                                columns, partials + l, sums + l, next);
+              });
+        }
       }
-      if (in_pieces_) add_pieces<keep>(x, columns, partials, stage, sums, next);
-      if (keep) stage += block * rows_;
+      if (in_pieces_) {
+        if constexpr (identity) {
+          add_pieces<keep>(x, columns, partials, stage, sums, next);
+        } else {
+          add_pieces<keep>(kept == Kept::logits ? stage : transformed_, columns, partials, stage, sums, next);
+        }
+      }
+      if (kept != Kept::nothing) stage += block * rows_;
     }
   }
 
@@ -267,8 +312,8 @@ class SimdPanel : SimdLanes<Problem, operation> {
 
   /// Exponentials and sums of a block in pieces of four columns, as many as a sum has accumulators: every
   /// element stays in the lane of its accumulator.
-  template <bool keep>
-  void add_pieces(const In* x, int columns, const Acc* maxima, Acc* stage, Acc* sums, Ahead next) {
+  template <bool keep, class T>
+  void add_pieces(const T* x, int columns, const Acc* maxima, Acc* stage, Acc* sums, Ahead next) {
     for_each_vector(
         0, rows_, [&](int l) __attribute__((always_inline)) {
           Ops::store(repeated_ + l, Ops::load(maxima + l));
@@ -306,36 +351,51 @@ class SimdPanel : SimdLanes<Problem, operation> {
         });
   }
 
-  /// softmax of the exponentials in `stage`.
+  /// Outputs of what is in `stage`.
   void write_staged(index_type begin, index_type end, const Acc* stage, const Acc* partials) {
     for (index_type b = begin; b < end; ++b, stage += block * rows_) {
-      const Acc* const max = partials + b * 2 * rows_;
-      for_each_vector(
-          0, rows_, [&](int l) __attribute__((always_inline)) {
-            const Vector factor = exp_of_vector_difference<Ops>(Ops::load(max + l) - Ops::load(max_ + l));
-            Ops::store(repeated_ + l, factor * Ops::load(sum_ + l));
-          });
-      repeat(repeated_);
-      write(
-          StagedValues<Acc>{stage}, b * block,
-          std::min((b + 1) * block, columns_), [&](const Vector& e, int row) __attribute__((always_inline)) {
-            return e * Ops::load(repeated_ + row);
-          });
+      const StagedValues<Acc> source{stage};
+      const index_type first = b * block, last = std::min((b + 1) * block, columns_);
+      if constexpr (of_stage == Kept::logits) {
+        write(source, first, last, formula_of_logits());
+      } else {
+        const Acc* const max = partials + b * 2 * rows_;
+        for_each_vector(
+            0, rows_, [&](int l) __attribute__((always_inline)) {
+              const Vector factor = exp_of_vector_difference<Ops>(Ops::load(max + l) - Ops::load(max_ + l));
+              Ops::store(repeated_ + l, factor * Ops::load(sum_ + l));
+            });
+        repeat(repeated_);
+        write(
+            source, first, last, [&](const Vector& e, int row) __attribute__((always_inline)) {
+              return e * Ops::load(repeated_ + row);
+            });
+      }
     }
   }
 
+  auto formula_of_logits() const {
+    return [this](const Vector& v, int row) __attribute__((always_inline)) {
+      const Vector difference = v - Ops::load(max_ + row);
+      if constexpr (operation == Operation::softmax) {
+        return exp_of_vector_difference<Ops>(difference) * Ops::load(sum_ + row);
+      } else {
+        return difference - Ops::load(sum_ + row);
+      }
+    };
+  }
+
   /// Outputs from the logits, read once more.
-  void write_logits(index_type begin, index_type end) {
-    write(
-        LogitsInMemory<Acc, In>{x_ + begin * rows_}, begin,
-        end, [&](const Vector& v, int row) __attribute__((always_inline)) {
-          const Vector difference = v - Ops::load(max_ + row);
-          if constexpr (operation == Operation::softmax) {
-            return exp_of_vector_difference<Ops>(difference) * Ops::load(sum_ + row);
-          } else {
-            return difference - Ops::load(sum_ + row);
-          }
-        });
+  void write_logits(index_type begin, index_type end, [[maybe_unused]] Acc* scratch) {
+    if constexpr (identity) {
+      write(LogitsInMemory<Acc, In>{x_ + begin * rows_}, begin, end, formula_of_logits());
+    } else {
+      for (index_type b = begin; b < end; b += block) {
+        const index_type columns = std::min<index_type>(block, end - b);
+        transform(b, static_cast<int>(columns), 0, rows_, scratch, rows_, repeated_);
+        write(StagedValues<Acc>{scratch}, b, b + columns, formula_of_logits());
+      }
+    }
   }
 
   /// y = formula(value, row that the vector begins with) for the columns [begin, end).
@@ -406,6 +466,9 @@ class SimdPanel : SimdLanes<Problem, operation> {
   static constexpr int most_in_pieces = 5 * w;
   static_assert((most_in_pieces / w + 1) * w * 5 <= most_in_pieces * 6);
   alignas(64) Acc sums_of_piece_[4 * most_in_pieces + w];
+  std::conditional_t<identity, char, TransformRow> transform_[identity ? 1 : most];
+  alignas(64) Acc
+      transformed_[identity ? 1 : block * Plan::group];  ///< logits of a block and a group of rows
 };
 
 }  // namespace KokkosSoftmax::impl

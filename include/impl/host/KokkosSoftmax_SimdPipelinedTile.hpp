@@ -249,21 +249,10 @@ class SimdPipelinedTile : SimdTile<Problem, operation> {
     const index_type stride = problem_.geometry.x_column_stride;
     const In* const x = x_column(begin) + first;
     if constexpr (!identity) {
-      const auto load_column = [&](int c) { Tile::load(begin + c, first, last, to + c * Plan::group); };
-      if (last - first == Plan::group) {
-        return pack_vectors<Plan::group / w>(
-            [&](int c, int k) __attribute__((always_inline)) {
-              if (k == 0) load_column(c);
-              return Ops::load(to + c * Plan::group + k * w);
-            },
-            columns, maxima, to);
-      }
-      for (int c = 0; c < columns; ++c) load_column(c);
-      for (int l = 0; l < last - first; l += w) {
-        pack_vectors<1>(
-            [&](int c, int) __attribute__((always_inline)) { return Ops::load(to + c * Plan::group + l); },
-            columns, maxima + l, to + l);
-      }
+      Vector m[Plan::group / w];
+      for (int l = first; l < last; l += w)
+        m[(l - first) / w] = Tile::transformed(begin, columns, l, to + l - first, Plan::group);
+      any_infinite_ = Lanes::keep_maxima(m, (last - first + w - 1) / w, maxima) || any_infinite_;
       return;
     }
     if (last - first == Plan::group) {
@@ -289,7 +278,7 @@ class SimdPipelinedTile : SimdTile<Problem, operation> {
       for (int k = 0; k < vectors; ++k) {
         const Vector v = source(c, k);
         m[k] = Ops::larger(v, m[k]);
-        if constexpr (identity) Ops::store(to + k * w, v);
+        Ops::store(to + k * w, v);
       }
     }
     any_infinite_ = Lanes::keep_maxima(m, vectors, maxima) || any_infinite_;

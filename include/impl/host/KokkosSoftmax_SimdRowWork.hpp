@@ -15,6 +15,18 @@
 
 namespace KokkosSoftmax::impl {
 
+/// Logits in so many columns of a row, fewer than a vector has lanes, through the transform; -inf in the
+/// other lanes.
+template <class Ops, class TransformRow>
+[[gnu::noinline]] typename Ops::Vector transform_part_of_row(const TransformRow& row,
+                                                             const typename Ops::Vector& logits,
+                                                             index_type column, int count) {
+  const ColumnsOfRow<TransformRow> columns{row, column, count};
+  typename Ops::Vector value[1] = {logits};
+  transform_lanes<Ops>(stage_of_lanes<Ops>(columns), value, 0);
+  return value[0];
+}
+
 /// What one thread does with rows. `direct`: the logits are taken from x as they lie there, and y is
 /// contiguous; else they come through scratch.
 template <class Problem, Operation operation, bool direct>
@@ -67,11 +79,8 @@ class SimdRowWork {
     }
     before->rows = 0;
     for (index_type first = begin; first < end; first += most) {
-      if constexpr (direct) {
-        keep_maxima(*batch);
-      } else {
-        load_batch(first, *batch);
-      }
+      if constexpr (!direct) load_batch(first, *batch);
+      keep_maxima(*batch);
       // Logits that were transformed wait where exponentials are: another batch needs another place.
       Acc* stage = direct || batch->stage != stages ? stages : stages + half;
       begin_batch(first + most, std::min(most, end - first - most), stage, *next);
@@ -199,9 +208,15 @@ class SimdRowWork {
             for (int v = 0; v < vectors; ++v) Ops::store(stage + i + v * w, value[v]);
           }
         };
-        constexpr int most = vectors_at_once<typename Problem::Transform::Row>;
+        using TransformRow = typename Problem::Transform::Row;
+        constexpr int most = vectors_at_once<TransformRow>;
         transform_next(std::integral_constant<int, most>());
         if constexpr (most > 1) transform_next(std::integral_constant<int, 1>());
+        if (i < count) {
+          const auto rest = static_cast<int>(count - i);
+          const Vector value = Ops::load_part(x + i, rest, -infinity_v<Acc>);
+          return Ops::store(stage + i, transform_part_of_row<Ops>(transform, value, begin + i, rest));
+        }
       }
       for (; i < count; ++i) stage[i] = transformed<Acc>(transform, load_as<Acc>(x[i]), begin + i);
     } else {
@@ -313,8 +328,9 @@ class SimdRowWork {
       const index_type end = end_of(row);
       if constexpr (rows_end_early) batch.end[k] = end;
       load_logits(row, 0, end, stage);
-      const Acc max = chunk_max<Acc>(StagedValues<Acc>{stage}, end);
-      batch.max[k] = writes ? finite_max(max) : max;
+      MaxWork<Acc, StagedValues<Acc>> max(StagedValues<Acc>{stage}, end);
+      max.finish();
+      batch.top[k] = max.lanes();
     }
   }
 
@@ -345,8 +361,8 @@ class SimdRowWork {
   static constexpr int few_vectors = 8;
   bool reduce_if_few_vectors(Batch& batch, Batch& next, const Batch& before, bool whole_lines,
                              Lines* lines) const {
-    if constexpr (direct && writes) {
-      if (stream_ && !whole_lines && !lines) return false;
+    if constexpr (writes && !rows_end_early) {
+      if ((stream_ && !whole_lines && !lines) || problem_.geometry.y_column_stride != 1) return false;
       return [&]<int... v>(std::integer_sequence<int, v...>) {
         return ((ceil_div(columns_, w) == v + 1 &&
                  (reduce_few_vectors<v + 1>(batch, next, before, whole_lines, lines), true)) ||
@@ -364,7 +380,8 @@ class SimdRowWork {
                                             Lines* lines) const {
     Vector sum[most_rows];
     const int rest = static_cast<int>(columns_) - (vectors - 1) * w;
-    const auto load = [&](const In* x, int v) __attribute__((always_inline)) {
+    const auto load = [&](const In* x, const Acc* logits, int v) __attribute__((always_inline)) {
+      if constexpr (!direct) return Ops::load(logits + v * w);
       if (v + 1 < vectors || rest == w) return Ops::load(x + v * w);
       return Ops::load_part(x + v * w, rest, -infinity_v<Acc>);
     };
@@ -372,12 +389,13 @@ class SimdRowWork {
     for (int k = 0; k < batch.rows; ++k) {
       Acc* stage = batch.stage + k * row;
       if (k < before.rows) {
+        const Acc* staged = before.stage + k * row;
         Out* y = lines ? lines->add(columns_) : before.y[k];
         const auto formula =
-            output_formula({before.x[k], stage, y, columns_, columns_, before.max[k], before.factor[k]});
+            output_formula({before.x[k], nullptr, y, columns_, columns_, before.max[k], before.factor[k]});
         const auto output = [&](int v) __attribute__((always_inline)) {
-          return formula(operation == Operation::softmax ? Ops::load(stage + v * w) : load(before.x[k], v),
-                         0);
+          return formula(
+              operation == Operation::softmax ? Ops::load(staged + v * w) : load(before.x[k], staged, v), 0);
         };
         if (whole_lines && stream_) {
           announce_next_page(y, row * sizeof(Out));
@@ -399,7 +417,7 @@ class SimdRowWork {
       const Vector m(batch.max[k]);
       Vector a[vectors_of_step];
       for (int v = 0; v < vectors; ++v) {
-        const Vector e = exp_of_vector_difference<Ops>(load(batch.x[k], v) - m);
+        const Vector e = exp_of_vector_difference<Ops>(load(batch.x[k], stage, v) - m);
         if constexpr (kept_while_staged != Keep::none) Ops::store(stage + v * w, e);
         a[v % vectors_of_step] = v < vectors_of_step ? e : a[v % vectors_of_step] + e;
       }
@@ -412,9 +430,11 @@ class SimdRowWork {
         if (from_memory_) {
           for (int i = 0; i < row; i += line) __builtin_prefetch(x + Ahead::lead + i, 0, 2);
         }
-        Vector top = load(x, 0);
-        for (int v = 1; v < vectors; ++v) top = Ops::larger(load(x, v), top);
-        next.top[k] = top;
+        if constexpr (direct) {
+          Vector top = load(x, nullptr, 0);
+          for (int v = 1; v < vectors; ++v) top = Ops::larger(load(x, nullptr, v), top);
+          next.top[k] = top;
+        }
       }
     }
     finish_sums(sum, sum, batch);

@@ -24,6 +24,7 @@
 #include <impl/host/KokkosSoftmax_SimdRowWork.hpp>
 #include <impl/host/KokkosSoftmax_SimdRuns.hpp>
 #include <impl/host/KokkosSoftmax_SimdShort.hpp>
+#include <impl/host/KokkosSoftmax_SimdTransform.hpp>
 #include <impl/host/KokkosSoftmax_SimdTranspose.hpp>
 #include <impl/KokkosSoftmax_AnyFunctor.hpp>
 #include <impl/KokkosSoftmax_Scratch.hpp>
@@ -233,24 +234,30 @@ struct SimdRows {
 
   template <Operation operation, class Exec, class Problem>
   static void run_operation(const Exec& exec, const Problem& problem) {
-    if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity>) {
-      if (ShortRows::has(problem)) {
-        const Call<Problem> call(exec, problem);
-        const int tasks = call.tasks(problem.geometry.rows);
-        return launch_tasks(exec, call.label, tasks, Short<operation, Problem>{call, tasks});
+    constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
+    if (problem.axis_is_strided || ShortRows::has(problem)) {
+      if constexpr (identity) {
+        return run_in_lanes<operation>(exec, problem);
+      } else {
+        return run_in_lanes<operation>(exec, with_simd_transform(problem));
       }
     }
     if constexpr (operation != Operation::logsumexp) {
-      if (Transposed::rows(problem)) {
-        constexpr bool direct = std::is_same_v<typename Problem::Transform, BoundIdentity>;
-        return run_transposed_rows<operation, direct>(exec, problem);
-      }
+      if (Transposed::rows(problem)) return run_transposed_rows<operation, identity>(exec, problem);
     }
-    if (problem.axis_is_strided) return run_tiles<operation>(exec, problem);
-    if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity>) {
+    if constexpr (identity) {
       if (is_direct(problem)) return run_rows<operation, true>(exec, problem);
     }
     run_rows<operation, false>(exec, problem);
+  }
+
+  /// Where lanes are rows.
+  template <Operation operation, class Exec, class Problem>
+  static void run_in_lanes(const Exec& exec, const Problem& problem) {
+    if (!ShortRows::has(problem)) return run_tiles<operation>(exec, problem);
+    const Call<Problem> call(exec, problem);
+    const int tasks = call.tasks(problem.geometry.rows);
+    launch_tasks(exec, call.label, tasks, Short<operation, Problem>{call, tasks});
   }
 
   template <class Problem>
@@ -813,8 +820,7 @@ struct SimdRows {
   static void run_tiles(const Exec& exec, const Problem& problem) {
     const Call<Problem> call(exec, problem);
     const std::size_t stage_bytes = HostCaches::longest_stage(call.threads);
-    if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity> &&
-                  operation != Operation::logsumexp &&
+    if constexpr (operation != Operation::logsumexp &&
                   panels_have_lines<Acc<Problem>, typename Problem::Out>) {
       if (run_panels<operation>(exec, call)) return;
     }

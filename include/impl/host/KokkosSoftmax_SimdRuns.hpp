@@ -129,6 +129,7 @@ class SimdRuns : SimdLanes<Problem, operation> {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   using Plan = SimdTilePlan<Acc>;
+  using TransformRow = typename Problem::Transform::Row;
   static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
   SimdRuns(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream)
@@ -143,10 +144,10 @@ class SimdRuns : SimdLanes<Problem, operation> {
       const RowGeometry::Row row = g.row((first + i) * neighbours_);
       x_offset_[i] = row.x_offset;
       y_offset_[i] = row.y_offset;
-    }
-    if constexpr (!identity) {
-      for (int i = 0; i < rows_; ++i)
-        transform_[i] = problem.transform.at_row(g.row(first * neighbours_ + i).index);
+      if constexpr (!identity) {
+        problem.transform.make_rows(row.index, g.rank > 0 ? g.row_weight[g.rank - 1] : 0, neighbours_,
+                                    transform_ + i * neighbours_);
+      }
     }
     const auto distance = static_cast<index_type>(neighbours_);
     across_ = neighbours_ == 1 && runs_ > 1;
@@ -319,18 +320,23 @@ class SimdRuns : SimdLanes<Problem, operation> {
       for (int c = 0; c < columns; ++c)
         for (int l = 0; l < lanes; l += w) Ops::store(v + c * group + l, Ops::load(narrow + c * group + l));
     }
+    for (int l = lanes; l % w != 0; ++l)
+      for (int c = 0; c < columns; ++c) v[c * group + l] = -infinity_v<Acc>;
     if constexpr (!identity) {
-      Acc* to = v;
+      const TransformRow* row[group];
+      index_type first_column[group];
+      int lane = 0;
       for_each_run(g, [&](int run, int b) {
-        for (int i = 0; i < neighbours_; ++i, ++to) {
-          const auto& transform = transform_[run * neighbours_ + i];
-          for (int c = 0; c < columns; ++c)
-            to[c * group] = transformed<Acc>(transform, to[c * group], begin_ + b * block + c);
+        for (int i = 0; i < neighbours_; ++i, ++lane) {
+          row[lane] = transform_ + run * neighbours_ + i;
+          first_column[lane] = begin_ + b * block;
         }
       });
+      for (int l = 0; l < lanes; l += w) {
+        problem_.transform(row + l, first_column + l, 0, std::min(w, lanes - l), columns, v + l, group, v + l,
+                           group);
+      }
     }
-    for (; lanes % w != 0; ++lanes)
-      for (int c = 0; c < columns; ++c) v[c * group + lanes] = -infinity_v<Acc>;
   }
   int lanes_of(int g) const {
     return (for_each_run(g, [](int, int) {}) + w - 1) / w * w;
@@ -529,7 +535,7 @@ class SimdRuns : SimdLanes<Problem, operation> {
   int whole_blocks_ = 0, rest_ = 0, whole_groups_ = 0, groups_ = 0;
   int repeated_ = -1;  ///< the run whose values are repeated for write_dense
   index_type x_offset_[most], y_offset_[most];
-  std::conditional_t<identity, char, typename Problem::Transform::Row> transform_[identity ? 1 : most];
+  std::conditional_t<identity, char, TransformRow> transform_[identity ? 1 : most];
   bool infinite_[group];
   alignas(64) Acc max_[most + w], sum_[most + w];  ///< of each row; sum_: then what the last formula takes
   alignas(64) Acc max_of_lane_[most + w], sum_of_lane_[most + w], factor_of_lane_[most + w];

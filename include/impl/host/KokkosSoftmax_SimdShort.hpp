@@ -31,7 +31,7 @@ struct SimdShortPlan {
   static constexpr int strip = 8192 / static_cast<int>(sizeof(Acc));
 };
 
-/// Rows that are short, of problems without a transform.
+/// Rows that are short.
 struct ShortRows {
   template <class Problem>
   static bool has(const Problem& p) {
@@ -41,6 +41,8 @@ struct ShortRows {
     const int last = g.rank - 1;
     if (p.axis_is_strided) return g.rank > 0 && g.x_stride[last] == 1 && g.extent[last] >= 2 * Plan::width;
     if (g.x_column_stride != 1) return false;
+    // A functor that takes vectors of columns is given whole ones.
+    if (!std::is_same_v<typename Problem::Transform, BoundIdentity> && g.columns == Plan::width) return false;
     // Whole vectors that are written as they were read are faster as they are.
     if (p.operation == Operation::softmax && g.columns == Plan::width && g.y_column_stride == 1) return false;
     // The bits of a logsumexp tell this way from others: which one it takes is no matter of y.
@@ -61,6 +63,8 @@ class SimdShort : SimdLanes<Problem, operation> {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   using Plan = SimdShortPlan<Acc>;
+  using TransformRow = typename Problem::Transform::Row;
+  static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
   SimdShort(const Problem& problem, bool stream, bool from_memory)
       : problem_(problem),
@@ -89,6 +93,7 @@ class SimdShort : SimdLanes<Problem, operation> {
       const index_type count = std::min(end - begin, inner_ - begin % inner_);
       const In* x = problem_.x + row.x_offset;
       Out* y = problem_.y + row.y_offset;
+      row_index_ = row.index;
       if (problem_.axis_is_strided) {
         run_columns(x, y, count, std::make_integer_sequence<int, Plan::most_pieces>());
       } else {
@@ -127,6 +132,7 @@ class SimdShort : SimdLanes<Problem, operation> {
       for (index_type first = 0; first < count; first += rows_of_strip_) {
         const auto rows = static_cast<int>(std::min<index_type>(rows_of_strip_, count - first));
         Out* const to = y + first * y_distance_;
+        first_ = first;
         if constexpr (kind == 0) {
           strip_of_columns<pieces>(x + first, rows, to);
         } else {
@@ -227,11 +233,24 @@ class SimdShort : SimdLanes<Problem, operation> {
     block<pieces, kind>(v, r, rows, padded, y);
   }
 
+  /// Of `count` rows from r of the strip on, of which v has the columns.
+  [[gnu::noinline]] void transform(Vector* v, int r, int count, int columns) const {
+    const RowGeometry& g = problem_.geometry;
+    const index_type weight = g.rank > 0 ? g.row_weight[g.rank - 1] : 0;
+    TransformRow row[w];
+    problem_.transform.make_rows(row_index_ + (first_ + r) * weight, weight, count, row);
+    alignas(64) Acc logits[Plan::longest * w] = {};
+    for (int c = 0; c < columns; ++c) Ops::store(logits + c * w, v[c]);
+    problem_.transform(row, 0, count, columns, logits, w, logits, w);
+    for (int c = 0; c < columns; ++c) v[c] = Ops::load(logits + c * w);
+  }
+
   /// Outputs of a vector of rows, of which v has the columns.
   template <int pieces, int kind>
   KOKKOSSOFTMAX_HOST_FUNCTION void block(Vector* v, int r, int rows, int padded, Out* y) {
     constexpr int all = pieces * piece;
     const int columns = kind > 1 ? kind : columns_;
+    if constexpr (!identity) transform(v, r, std::min(rows - r, w), columns);
     Vector top(-infinity_v<Acc>);
     for (int c = 0; c < all; ++c)
       if (c < columns) top = Ops::larger(v[c], top);
@@ -366,6 +385,7 @@ class SimdShort : SimdLanes<Problem, operation> {
   bool columns_follow_ = false;                    ///< out_ has columns one behind the other, not rows
   int columns_, rows_of_strip_ = 0;
   index_type inner_, x_distance_, y_distance_;
+  index_type row_index_ = 0, first_ = 0;  ///< of the rows at one distance, and the strip among them
   alignas(64) Acc in_[Plan::strip + 2 * w], out_[Plan::strip + 2 * w];
 };
 

@@ -10,6 +10,7 @@
 #define KOKKOSSOFTMAX_SIMDTILE_HPP
 
 #include <impl/host/KokkosSoftmax_SimdChunk.hpp>
+#include <impl/host/KokkosSoftmax_SimdTransform.hpp>
 
 #include <cstring>
 
@@ -136,6 +137,7 @@ struct SimdTiles {
     } else {
       units = Plan::chunks(g.columns);
     }
+    constexpr int line = std::max(Plan::width, static_cast<int>(64 / sizeof(Acc)));
     most = most / Plan::fewest_lanes * Plan::fewest_lanes;
     // Enough of them for all threads, but no more than that where they are so narrow that threads get into
     // each other's way where their lines meet; of one size, so that none is left with a few rows.
@@ -143,9 +145,13 @@ struct SimdTiles {
     const index_type enough =
         std::max(ceil_div(all, index_type(4) * concurrency),
                  std::min<index_type>(2 * Plan::fewest_lanes, ceil_div(all, index_type(concurrency))));
-    const index_type parts = std::max(ceil_div(tiles.inner, most), tiles.inner / std::min(enough, most));
+    const index_type least = ceil_div(tiles.inner, most), runs = g.rows / tiles.inner;
+    index_type parts = std::max(least, tiles.inner / std::min(enough, most));
+    // As many for each thread, where they are few.
+    if (units == 1 && runs * parts < index_type(4) * concurrency)
+      parts = std::max(least, std::max(runs * parts / concurrency, index_type(1)) * concurrency / runs);
     const index_type part = ceil_div(tiles.inner, parts);
-    const int step = part >= Plan::group && most % Plan::group == 0 ? Plan::group : Plan::fewest_lanes;
+    const int step = part >= Plan::group && most % Plan::group == 0 ? Plan::group : line;
     const index_type lanes = (part + (parts > 1 && step == Plan::group ? step / 2 : step - 1)) / step * step;
     tiles.lanes = static_cast<int>(lanes);
     tiles.of_inner = ceil_div(tiles.inner, lanes);
@@ -309,6 +315,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   using Plan = SimdTilePlan<Acc>;
+  using TransformRow = typename Problem::Transform::Row;
   static constexpr int most = Plan::most_lanes;
   static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
@@ -324,8 +331,8 @@ class SimdTile : protected SimdLanes<Problem, operation> {
     x_offset_ = row.x_offset;
     y_offset_ = row.y_offset;
     if constexpr (!identity) {
-      for (int l = 0; l < lanes_; ++l)
-        transform_[l] = problem.transform.at_row(problem.geometry.row(first + l).index);
+      problem.transform.make_rows(row.index, problem.geometry.row_weight[problem.geometry.rank - 1], lanes_,
+                                  transform_);
     }
   }
 
@@ -333,10 +340,10 @@ class SimdTile : protected SimdLanes<Problem, operation> {
   void whole(Acc* scratch) {
     const index_type columns = problem_.geometry.columns, blocks = Plan::blocks(columns);
     Acc *partials = scratch, *stage = scratch + Plan::partials;
-    reduce(0, columns, stage, operation == Operation::softmax, partials);
+    reduce(0, columns, stage, staged, partials);
     Lanes::merge(partials, padded_, blocks, 2 * padded_, max_, sum_);
     finish();
-    if constexpr (operation == Operation::softmax) {
+    if constexpr (staged) {
       write_staged(stage, partials);
     } else if constexpr (operation == Operation::log_softmax) {
       write_columns(0, columns, stage);
@@ -377,19 +384,15 @@ class SimdTile : protected SimdLanes<Problem, operation> {
     return problem_.x + x_offset_ + c * problem_.geometry.x_column_stride;
   }
 
-  KOKKOSSOFTMAX_HOST_FUNCTION Acc logit(const In& x, int l, index_type c) const {
-    if constexpr (identity) {
-      return load_as<Acc>(x);
-    } else {
-      return transformed<Acc>(transform_[l], load_as<Acc>(x), c);
-    }
-  }
+  /// What `whole` keeps to make outputs of: exponentials, or logits that were transformed.
+  static constexpr bool staged =
+      operation == Operation::softmax || (operation == Operation::log_softmax && !identity);
 
-  /// A column's logits of the lanes [begin, end), filled up to whole vectors.
-  KOKKOSSOFTMAX_HOST_FUNCTION void load(index_type c, int begin, int end, Acc* to) const {
-    const In* x = x_column(c);
-    for (int l = begin; l < end; ++l) to[l - begin] = logit(x[l], l, c);
-    for (int l = end; (l - begin) % w != 0; ++l) to[l - begin] = -infinity_v<Acc>;
+  /// Transformed logits of so many columns of a vector of lanes from l on, filled up with -inf, to `to`; the
+  /// largest.
+  Vector transformed(index_type begin, int columns, int l, Acc* to, index_type distance) const {
+    return problem_.transform(transform_ + l, begin, std::min(w, lanes_ - l), columns, x_column(begin) + l,
+                              problem_.geometry.x_column_stride, to, distance);
   }
 
   struct PartOfX {
@@ -407,8 +410,8 @@ class SimdTile : protected SimdLanes<Problem, operation> {
     KOKKOSSOFTMAX_HOST_FUNCTION void fetch() { columns.fetch(of_column); }
   };
 
-  /// The blocks of [begin, end): their [max, sum] of each lane in `partials`; exponentials in `stage`, of all
-  /// blocks one after the other if `keep`.
+  /// The blocks of [begin, end): their [max, sum] of each lane in `partials`; exponentials, or the logits of
+  /// log_softmax, in `stage`, of all blocks one after the other if `keep`.
   void reduce(index_type begin, index_type end, Acc* stage, bool keep, Acc* partials) {
     any_infinite_ = false;
     for (index_type b = begin; b < end; b += Plan::block, partials += 2 * padded_) {
@@ -428,7 +431,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
         for (int l = 0; l < last - first; l += w) {
           Acc* const max = partials + first + l;
           const auto add = [&](const auto& source) __attribute__((always_inline)) {
-            if (keep) {
+            if (keep && operation == Operation::softmax) {
               Lanes::template add_block<true>(source, v + l, pitch_, columns, max, max + padded_, next);
             } else {
               Lanes::template add_block<false>(source, v + l, pitch_, columns, max, max + padded_, next);
@@ -452,7 +455,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
     const int vectors = (last - first + w - 1) / w;
     constexpr int all = Plan::group / w;
     Vector m[all];
-    if (identity) {
+    if constexpr (identity) {
       for (int k = 0; k < all; ++k) m[k] = Vector(-infinity_v<Acc>);
       const In* x = x_column(begin) + first;
       const index_type stride = problem_.geometry.x_column_stride;
@@ -482,12 +485,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
         }
       }
     } else {
-      for (int k = 0; k < vectors; ++k) m[k] = Vector(-infinity_v<Acc>);
-      for (int c = 0; c < columns; ++c) {
-        Acc* to = v + c * pitch_;
-        load(begin + c, first, last, to);
-        for (int k = 0; k < vectors; ++k) m[k] = Ops::larger(Ops::load(to + k * w), m[k]);
-      }
+      for (int k = 0; k < vectors; ++k) m[k] = transformed(begin, columns, first + k * w, v + k * w, pitch_);
     }
     any_infinite_ = Lanes::keep_maxima(m, vectors, maxima) || any_infinite_;
   }
@@ -495,21 +493,31 @@ class SimdTile : protected SimdLanes<Problem, operation> {
   /// exp of a vector makes NaN of +inf: where there was no NaN, the sum is +inf.
   [[gnu::noinline]] void mark_infinite(index_type begin, index_type end, Acc* partials) const {
     for (index_type b = begin; b < end; b += Plan::block, partials += 2 * padded_) {
-      for (int l = 0; l < lanes_; ++l) {
-        if (partials[l] != largest_v<Acc>) continue;
-        const In* x = problem_.x + x_offset_ + l;
-        bool nan = false, infinite = false;
-        for (index_type c = b; c < std::min(b + Plan::block, end); ++c) {
-          const Acc v = logit(x[c * problem_.geometry.x_column_stride], l, c);
-          nan = nan || v != v;
-          infinite = infinite || v == infinity_v<Acc>;
+      const int columns = static_cast<int>(std::min<index_type>(Plan::block, end - b));
+      for (int first = 0; first < lanes_; first += w) {
+        if (std::find(partials + first, partials + first + w, largest_v<Acc>) == partials + first + w)
+          continue;
+        bool nan[w] = {}, infinite[w] = {};
+        alignas(64) Acc logits[Plan::block * w];
+        if constexpr (identity) {
+          for (int c = 0; c < columns; ++c)
+            for (int l = 0; l < w; ++l)
+              logits[c * w + l] = first + l < lanes_ ? load_as<Acc>(x_column(b + c)[first + l]) : Acc(0);
+        } else {
+          transformed(b, columns, first, logits, w);
         }
-        if (infinite && !nan) partials[padded_ + l] = infinity_v<Acc>;
+        for (int i = 0; i < columns * w; ++i) {
+          nan[i % w] = nan[i % w] || logits[i] != logits[i];
+          infinite[i % w] = infinite[i % w] || logits[i] == infinity_v<Acc>;
+        }
+        for (int l = 0; l < w; ++l) {
+          if (infinite[l] && !nan[l]) partials[padded_ + first + l] = infinity_v<Acc>;
+        }
       }
     }
   }
 
-  /// softmax of the exponentials in `stage`.
+  /// Outputs of what is in `stage`.
   void write_staged(Acc* stage, Acc* partials) {
     const index_type columns = problem_.geometry.columns, y_stride = problem_.geometry.y_column_stride;
     // Not where columns continue each other, nor where they share a few sets of the first-level cache, which
@@ -518,7 +526,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
         !stream_ && y_stride != lanes_ && y_stride * static_cast<index_type>(sizeof(Out)) % 2048 != 0;
     for (index_type b = 0; b < columns; b += Plan::block, partials += 2 * padded_) {
       const int of_block = static_cast<int>(std::min<index_type>(Plan::block, columns - b));
-      for (int l = 0; l < padded_; l += w) {
+      for (int l = 0; operation == Operation::softmax && l < padded_; l += w) {
         const Vector m = Ops::load(partials + l) - Ops::load(max_ + l);
         Ops::store(partials + l, exp_of_vector_difference<Ops>(m) * Ops::load(sum_ + l));
       }
@@ -526,8 +534,12 @@ class SimdTile : protected SimdLanes<Problem, operation> {
         if (fetch) fetch_for_writing(b + c + 8);
         store(
             StagedValues<Acc>{stage},
-            b + c, [&](const Vector& e, index_type l) __attribute__((always_inline)) {
-              return e * Ops::load(partials + l);
+            b + c, [&](const Vector& v, index_type l) __attribute__((always_inline)) {
+              if constexpr (operation == Operation::softmax) {
+                return v * Ops::load(partials + l);
+              } else {
+                return (v - Ops::load(max_ + l)) - Ops::load(sum_ + l);
+              }
             });
       }
     }
@@ -542,23 +554,31 @@ class SimdTile : protected SimdLanes<Problem, operation> {
 
   /// Outputs from the logits, read once more.
   void write_columns(index_type begin, index_type end, Acc* scratch) {
-    for (index_type c = begin; c < end; ++c) {
-      // What the processor fetches of itself ends at a page: a column may lie in others than the one before.
-      const In* next = identity ? x_column(std::min(c + 1, end - 1)) : nullptr;
-      const auto formula = [&](const Vector& v, index_type i) __attribute__((always_inline)) {
-        if (identity) __builtin_prefetch(next + i, 0, 2);
-        const Vector difference = v - Ops::load(max_ + i);
-        if constexpr (operation == Operation::softmax) {
-          return exp_of_vector_difference<Ops>(difference) * Ops::load(sum_ + i);
-        } else {
-          return difference - Ops::load(sum_ + i);
-        }
-      };
-      if (identity) {
-        store(LogitsInMemory<Acc, In>{x_column(c)}, c, formula);
+    const auto formula = [&](const Vector& v, index_type i) __attribute__((always_inline)) {
+      const Vector difference = v - Ops::load(max_ + i);
+      if constexpr (operation == Operation::softmax) {
+        return exp_of_vector_difference<Ops>(difference) * Ops::load(sum_ + i);
       } else {
-        load(c, 0, lanes_, scratch);
-        store(StagedValues<Acc>{scratch}, c, formula);
+        return difference - Ops::load(sum_ + i);
+      }
+    };
+    if constexpr (identity) {
+      for (index_type c = begin; c < end; ++c) {
+        // What the processor fetches of itself ends at a page: a column may lie in others than the one
+        // before.
+        const In* next = x_column(std::min(c + 1, end - 1));
+        store(
+            LogitsInMemory<Acc, In>{x_column(c)},
+            c, [&](const Vector& v, index_type i) __attribute__((always_inline)) {
+              __builtin_prefetch(next + i, 0, 2);
+              return formula(v, i);
+            });
+      }
+    } else {
+      for (index_type b = begin; b < end; b += Plan::block) {
+        const int columns = static_cast<int>(std::min<index_type>(Plan::block, end - b));
+        for (int l = 0; l < lanes_; l += w) transformed(b, columns, l, scratch + l, pitch_);
+        for (int c = 0; c < columns; ++c) store(StagedValues<Acc>{scratch + c * pitch_}, b + c, formula);
       }
     }
   }
@@ -576,7 +596,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
   int group_, groups_;  ///< lanes of a group, groups of a tile
   int pitch_;  ///< from column to column in scratch: no power of two, which would fill sets of a cache
   index_type x_offset_, y_offset_;
-  std::conditional_t<identity, char, typename Problem::Transform::Row> transform_[identity ? 1 : most];
+  std::conditional_t<identity, char, TransformRow> transform_[identity ? 1 : most];
   alignas(64) Acc max_[most + w], sum_[most + w];
 };
 

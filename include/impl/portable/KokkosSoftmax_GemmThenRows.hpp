@@ -189,6 +189,23 @@ struct BoundNormalizer {
         value = Ops::fma(value, load(all.factor), load(all.shift())) + load(all.shift_rest());
       }
     }
+    template <class Ops, class Rows>
+    static auto of_lanes(const Rows& rows) {
+      const BoundNormalizer& all = rows.row(0).all;
+      const auto of_columns = [&](const Acc* array) {
+        return ColumnsOfLanes<Ops, ColumnOperand<Acc>>{{array, 1}, rows};
+      };
+      return Lanes<Ops>{of_columns(all.factor), of_columns(all.shift()), of_columns(all.shift_rest())};
+    }
+  };
+  template <class Ops_>
+  struct Lanes {
+    ColumnsOfLanes<Ops_, ColumnOperand<Acc>> factor, shift, rest;
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
+      value = Ops::fma(value, factor.template vector<Ops>(column), shift.template vector<Ops>(column)) +
+              rest.template vector<Ops>(column);
+    }
   };
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return true; }
   KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type) const { return {*this}; }
@@ -248,6 +265,20 @@ struct BoundBiasBeforeNormalizer {
                                                          index_type first) const {
       if (!is_taken_over) bias.template apply_to_neighbours<width>(value, kept, first);
     }
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept, index_type column) const {
+      if (!is_taken_over) bias.template on_vector<Ops>(value, kept, column);
+    }
+    template <class Ops, class Rows>
+    static auto of_lanes(const Rows& rows) {
+      const auto bias = stage_of_lanes<Ops>(rows.of(&Row::bias));
+      return Lanes<std::remove_const_t<decltype(bias)>>{bias, rows.row(0).is_taken_over};
+    }
+  };
+  template <class BiasLanes>
+  struct Lanes {
+    BiasLanes bias;
+    bool is_taken_over;
     template <class Ops>
     void on_vector(typename Ops::Vector& value, typename Ops::Mask& kept, index_type column) const {
       if (!is_taken_over) bias.template on_vector<Ops>(value, kept, column);
