@@ -224,7 +224,8 @@ class Reader {
         const index_type e = result.extent[d], s = array->strides[d];
         result.stride[d] = s;
         if (e < 2) {
-          result.stride[d] = std::max<index_type>(s, 0);  // says nothing
+          // Leads nowhere, but its size, as that of all strides, tells which kernel a row has.
+          result.stride[d] = s < 0 ? -std::max(s, -most) : s;
           continue;
         }
         const index_type farthest = (most - span) / (e - 1);

@@ -58,6 +58,15 @@ class Values(unittest.TestCase):
                 np.testing.assert_array_almost_equal_nulp(out, ks.softmax(np.ascontiguousarray(x), axis), 8)
                 self.assertTrue((large[1::2] == 7).all() and (large[:, :, 1::3] == 7).all())
 
+    def test_bits_of_a_row_alone_that_lies_backwards(self):
+        """What else there is along a dimension does not decide which kernel a row has; the dimension's stride does."""
+        buffer = np.zeros(1022 * 48 + 64, "float32")
+        x = np.lib.stride_tricks.as_strided(buffer[8:], (1022, 5, 3), (4 * 48, 4 * 4, -4))
+        x[...] = logits(*x.shape)
+        for row in range(3):
+            alone = x[:, :, row : row + 1]
+            np.testing.assert_array_equal(ks.softmax(x, 1)[:, :, row : row + 1], ks.softmax(alone, 1))
+
     def test_backwards(self):
         """Strides below 0, of the output and operands too, and where signs differ."""
         for shape in ((5, 1000), (2, 70001), (6, 7, 40), (40, 9)):
