@@ -364,15 +364,15 @@ struct RowsOfLanes {
 template <class RowStage>
 struct ColumnsOfRow {
   static constexpr bool is_one_row = true;
-  RowStage stage;
+  const RowStage* object;
   index_type first;
   int count;
 
-  const RowStage& row(int) const { return stage; }
+  const RowStage& row(int) const { return *object; }
   index_type first_column(int lane) const { return first + lane; }
   template <class Part>
   ColumnsOfRow<Part> of(Part RowStage::*part) const {
-    return {stage.*part, first, count};
+    return {&(object->*part), first, count};
   }
 };
 
@@ -738,7 +738,7 @@ struct BoundCausal {
     template <class Ops, class Rows>
     static auto of_lanes(const Rows& rows) {
       if constexpr (Rows::is_one_row) {
-        return RowFromColumn<Row>{rows.stage, rows.first};
+        return RowFromColumn<Row>{*rows.object, rows.first};
       } else {
         return Lanes<Ops::width>(rows);
       }

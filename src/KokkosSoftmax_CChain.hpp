@@ -310,8 +310,13 @@ struct BoundAnyChain {
     }
 
     template <class Ops, int vectors>
-    __attribute__((noinline)) void on_vectors(typename Ops::Vector (&value)[vectors],
-                                              typename Ops::Mask (&kept)[vectors], index_type column) const {
+    void on_vectors(typename Ops::Vector (&value)[vectors], typename Ops::Mask (&kept)[vectors],
+                    index_type column) const {
+      on_several<Ops>(value, kept, vectors, column);
+    }
+    template <class Ops>
+    __attribute__((noinline)) void on_several(typename Ops::Vector* value, typename Ops::Mask* kept,
+                                              int vectors, index_type column) const {
       if (chain->kinds & kinds_without_vectors<Ops>()) {
         // Then the library's own chain goes logit by logit.
         using Acc = typename Ops::Acc;
@@ -327,26 +332,20 @@ struct BoundAnyChain {
         return;
       }
       for (std::int32_t s = 0; s < chain->count; ++s) {
-        step_on_vectors<Ops>(chain->step[s], at[s], value, kept, column);
+        step_on_vectors<Ops>(chain->step[s], at[s], value, kept, vectors, column);
       }
     }
 
-    /// Rows of lanes: each is this object of its row.
-    template <class Ops>
-    class VectorOfRows {
+    /// The chain for the rows of lanes, of whose objects this is one; see stage_of_lanes.
+    template <class Ops, class Rows>
+    class OfLanes {
      public:
-      template <class Rows>
-      explicit VectorOfRows(const Rows& rows) : count_(rows.count) {
-        for (int l = 0; l < count_; ++l) {
-          row_[l] = &rows.row(l);
-          first_column_[l] = rows.first_column(l);
-        }
-      }
+      explicit OfLanes(const Rows& rows) : rows_(rows) {}
       template <class, int columns>
       __attribute__((noinline)) void on_columns(typename Ops::Vector (&value)[columns],
                                                 typename Ops::Mask (&kept)[columns],
                                                 index_type column) const {
-        const BoundAnyChain& chain = *row_[0]->chain;
+        const BoundAnyChain& chain = *rows_.row(0).chain;
         for (std::int32_t s = 0; s < chain.count; ++s) step_on_columns(chain.step[s], s, value, kept, column);
       }
 
@@ -354,21 +353,30 @@ struct BoundAnyChain {
       template <int columns>
       void step_on_columns(const BoundStep& step, std::int32_t s, typename Ops::Vector (&value)[columns],
                            typename Ops::Mask (&kept)[columns], index_type column) const {
+        const auto stage = [&](const auto& lanes) {
+          for (int i = 0; i < columns; ++i) lanes.template on_vector<Ops>(value[i], kept[i], column + i);
+        };
         // The library's own stage of the step, of each row's object in it.
         const auto stage_of_rows = [&](const auto& object_of) {
           using Object = decltype(object_of(index_type()));
-          Object object[Ops::width];
-          const void* objects[Ops::width];
-          for (int l = 0; l < Ops::width; ++l) {
-            object[l] = object_of(row_[std::min(l, count_ - 1)]->at[s]);
-            objects[l] = object + l;
+          if constexpr (Rows::is_one_row) {
+            const Object object = object_of(rows_.object->at[s]);
+            stage(impl::stage_of_lanes<Ops>(impl::ColumnsOfRow<Object>{&object, rows_.first, rows_.count}));
+          } else {
+            Object object[Ops::width];
+            const void* objects[Ops::width];
+            for (int l = 0; l < Ops::width; ++l) {
+              object[l] = object_of(rows_.row(std::min(l, rows_.count - 1)).at[s]);
+              objects[l] = object + l;
+            }
+            const impl::RowsOfLanes<Object> rows{objects, 0, rows_.column, rows_.count};
+            stage(impl::stage_of_lanes<Ops>(rows));
           }
-          const auto lanes =
-              impl::stage_of_lanes<Ops>(impl::RowsOfLanes<Object>{objects, 0, first_column_, count_});
-          for (int i = 0; i < columns; ++i) lanes.template on_vector<Ops>(value[i], kept[i], column + i);
         };
         const auto functor = [&]<class F>(const F& f) {
-          stage_of_rows([&](index_type) { return typename impl::BoundFunctor<F>::Row{&f, 0}; });
+          const typename impl::BoundFunctor<F>::Row all_rows{&f, 0};
+          static_assert(F::is_same_for_all_rows && impl::goes_on_vectors<decltype(all_rows), Ops>);
+          stage(all_rows);
         };
         const auto combine = [&]<class Combine>(Combine) {
           with_scalar(step.operand.data, step.scalar, [&]<class T>(const T* data) {
@@ -412,11 +420,8 @@ struct BoundAnyChain {
           case KOKKOSSOFTMAX_BATCH_NORM: {
             const AnyBatchNorm& b = step.batch_norm;
             using Columns = impl::ColumnsOfLanes<Ops, AnyColumnOperand>;
-            const impl::RowsOfLanes<Row> rows{reinterpret_cast<const void* const*>(row_), 0, first_column_,
-                                              count_};
-            const impl::BatchNormOfLanes<Columns, Columns, Columns, Columns> lanes{
-                {b.mean, rows}, {b.variance, rows}, {b.gamma, rows}, {b.beta, rows}, b.eps};
-            for (int i = 0; i < columns; ++i) lanes.template on_vector<Ops>(value[i], kept[i], column + i);
+            stage(impl::BatchNormOfLanes<Columns, Columns, Columns, Columns>{
+                {b.mean, rows_}, {b.variance, rows_}, {b.gamma, rows_}, {b.beta, rows_}, b.eps});
             break;
           }
           case normalizer_step:
@@ -425,13 +430,11 @@ struct BoundAnyChain {
         }
       }
 
-      int count_;
-      const Row* row_[Ops::width];
-      index_type first_column_[Ops::width];
+      Rows rows_;
     };
     template <class Ops, class Rows>
-    static VectorOfRows<Ops> of_lanes(const Rows& rows) {
-      return VectorOfRows<Ops>(rows);
+    static OfLanes<Ops, Rows> of_lanes(const Rows& rows) {
+      return OfLanes<Ops, Rows>(rows);
     }
 
    private:
@@ -480,9 +483,9 @@ struct BoundAnyChain {
       return {{static_cast<const bool*>(step.operand.data) + at, step.operand.column_stride}};
     }
 
-    template <class Ops, int vectors>
-    static void step_on_vectors(const BoundStep& step, index_type at, typename Ops::Vector (&value)[vectors],
-                                typename Ops::Mask (&kept)[vectors], index_type column) {
+    template <class Ops>
+    static void step_on_vectors(const BoundStep& step, index_type at, typename Ops::Vector* value,
+                                typename Ops::Mask* kept, int vectors, index_type column) {
       using Acc = typename Ops::Acc;
       using Vector = typename Ops::Vector;
       const auto each = [&](const auto& body) {

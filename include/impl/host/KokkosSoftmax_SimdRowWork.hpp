@@ -21,7 +21,7 @@ template <class Ops, class TransformRow>
 [[gnu::noinline]] typename Ops::Vector transform_part_of_row(const TransformRow& row,
                                                              const typename Ops::Vector& logits,
                                                              index_type column, int count) {
-  const ColumnsOfRow<TransformRow> columns{row, column, count};
+  const ColumnsOfRow<TransformRow> columns{&row, column, count};
   typename Ops::Vector value[1] = {logits};
   transform_lanes<Ops>(stage_of_lanes<Ops>(columns), value, 0);
   return value[0];
@@ -211,6 +211,8 @@ class SimdRowWork {
         using TransformRow = typename Problem::Transform::Row;
         constexpr int most = vectors_at_once<TransformRow>;
         transform_next(std::integral_constant<int, most>());
+        if constexpr (most > 4) transform_next(std::integral_constant<int, 4>());
+        if constexpr (most > 2) transform_next(std::integral_constant<int, 2>());
         if constexpr (most > 1) transform_next(std::integral_constant<int, 1>());
         if (i < count) {
           const auto rest = static_cast<int>(count - i);
@@ -361,8 +363,9 @@ class SimdRowWork {
   static constexpr int few_vectors = 8;
   bool reduce_if_few_vectors(Batch& batch, Batch& next, const Batch& before, bool whole_lines,
                              Lines* lines) const {
-    if constexpr (writes && !rows_end_early) {
+    if constexpr (writes) {
       if ((stream_ && !whole_lines && !lines) || problem_.geometry.y_column_stride != 1) return false;
+      if (rows_end_early && drops_ends(problem_.transform, columns_)) return false;
       return [&]<int... v>(std::integer_sequence<int, v...>) {
         return ((ceil_div(columns_, w) == v + 1 &&
                  (reduce_few_vectors<v + 1>(batch, next, before, whole_lines, lines), true)) ||
