@@ -10,6 +10,7 @@
 
 #include <impl/host/KokkosSoftmax_SimdChunk.hpp>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -299,6 +300,10 @@ class SimdRowWork {
       return columns_;
     }
   }
+  /// Whether no row ends early.
+  bool all_to_the_end(const Batch& batch) const {
+    return std::all_of(batch.end, batch.end + batch.rows, [&](index_type end) { return end == columns_; });
+  }
   /// Of the columns up to `end`, those of the chunk from `begin` on.
   static index_type count_of_chunk(index_type begin, index_type end) {
     const index_type count = std::min(Plan::chunk, end - begin);
@@ -365,7 +370,9 @@ class SimdRowWork {
                              Lines* lines) const {
     if constexpr (writes) {
       if ((stream_ && !whole_lines && !lines) || problem_.geometry.y_column_stride != 1) return false;
-      if (rows_end_early && drops_ends(problem_.transform, columns_)) return false;
+      if constexpr (rows_end_early) {
+        if (!all_to_the_end(batch) || !all_to_the_end(before)) return false;
+      }
       return [&]<int... v>(std::integer_sequence<int, v...>) {
         return ((ceil_div(columns_, w) == v + 1 &&
                  (reduce_few_vectors<v + 1>(batch, next, before, whole_lines, lines), true)) ||
