@@ -12,7 +12,8 @@
 /// vectors run across neighbouring rows (KokkosSoftmax_SimdTile.hpp; many of them:
 /// KokkosSoftmax_SimdPipelinedTile.hpp), or along the array that they are
 /// together (KokkosSoftmax_SimdPanel.hpp; few of them: KokkosSoftmax_SimdDense.hpp), or else across blocks of
-/// few (KokkosSoftmax_SimdRuns.hpp). This file decides who does what, and launches it.
+/// few (KokkosSoftmax_SimdRuns.hpp); those kernels see all transforms as one type
+/// (KokkosSoftmax_SimdTransform.hpp). This file decides who does what, and launches it.
 
 #ifndef KOKKOSSOFTMAX_SIMDROWS_HPP
 #define KOKKOSSOFTMAX_SIMDROWS_HPP
