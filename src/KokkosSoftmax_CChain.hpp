@@ -105,6 +105,22 @@ struct AnyColumnOperand {
 struct AnyBatchNorm {
   AnyColumnOperand mean, variance, gamma, beta;
   double eps;
+
+  /// For a host's vectors.
+  struct Row {
+    const AnyBatchNorm* all;
+    template <class Ops>
+    void on_vector(typename Ops::Vector& value, typename Ops::Mask&, index_type column) const {
+      value = impl::batch_normalized_vector<Ops>(value, *all, column);
+    }
+    template <class Ops, class Rows>
+    static auto of_lanes(const Rows& rows) {
+      using Columns = impl::ColumnsOfLanes<Ops, AnyColumnOperand>;
+      const AnyBatchNorm& b = *rows.row(0).all;
+      return impl::BatchNormOfLanes<Columns, Columns, Columns, Columns>{
+          {b.mean, rows}, {b.variance, rows}, {b.gamma, rows}, {b.beta, rows}, b.eps};
+    }
+  };
 };
 
 // ---------------------------------------------------------------------------------------------------------
@@ -356,10 +372,12 @@ struct BoundAnyChain {
         const auto stage = [&](const auto& lanes) {
           for (int i = 0; i < columns; ++i) lanes.template on_vector<Ops>(value[i], kept[i], column + i);
         };
-        // The library's own stage of the step, of each row's object in it.
-        const auto stage_of_rows = [&](const auto& object_of) {
+        with_object_of_row<typename Ops::Acc>(step, [&](const auto& object_of) {
           using Object = decltype(object_of(index_type()));
-          if constexpr (Rows::is_one_row) {
+          using ObjectsOfLanes = impl::RowsOfLanes<Object>;
+          if constexpr (std::is_same_v<decltype(impl::stage_of_lanes<Ops>(ObjectsOfLanes())), Object>) {
+            stage(object_of(0));  // the same for all rows and columns
+          } else if constexpr (Rows::is_one_row) {
             const Object object = object_of(rows_.object->at[s]);
             stage(impl::stage_of_lanes<Ops>(impl::ColumnsOfRow<Object>{&object, rows_.first, rows_.count}));
           } else {
@@ -369,65 +387,9 @@ struct BoundAnyChain {
               object[l] = object_of(rows_.row(std::min(l, rows_.count - 1)).at[s]);
               objects[l] = object + l;
             }
-            const impl::RowsOfLanes<Object> rows{objects, 0, rows_.column, rows_.count};
-            stage(impl::stage_of_lanes<Ops>(rows));
+            stage(impl::stage_of_lanes<Ops>(ObjectsOfLanes{objects, 0, rows_.column, rows_.count}));
           }
-        };
-        const auto functor = [&]<class F>(const F& f) {
-          const typename impl::BoundFunctor<F>::Row all_rows{&f, 0};
-          static_assert(F::is_same_for_all_rows && impl::goes_on_vectors<decltype(all_rows), Ops>);
-          stage(all_rows);
-        };
-        const auto combine = [&]<class Combine>(Combine) {
-          with_scalar(step.operand.data, step.scalar, [&]<class T>(const T* data) {
-            stage_of_rows([&](index_type at) {
-              return
-                  typename impl::BoundWithOperand<T, Combine>::Row{{data + at, step.operand.column_stride}};
-            });
-          });
-        };
-        switch (step.kind) {
-          case KOKKOSSOFTMAX_SCALE:
-            functor(impl::ScaleFunction{step.factor});
-            break;
-          case KOKKOSSOFTMAX_TEMPERATURE:
-            with_scalar(step.operand.data, step.scalar, [&]<class T>(const T* data) {
-              stage_of_rows(
-                  [&](index_type at) { return typename impl::BoundTemperature<T>::Row{data + at}; });
-            });
-            break;
-          case KOKKOSSOFTMAX_MASK:
-            stage_of_rows([&](index_type at) { return mask_of(step, at); });
-            break;
-          case KOKKOSSOFTMAX_CAUSAL:
-            stage_of_rows([](index_type at) { return impl::BoundCausal::Row{at}; });
-            break;
-          case KOKKOSSOFTMAX_BIAS:
-            combine(impl::Plus());
-            break;
-          case KOKKOSSOFTMAX_SCALE_BY:
-            combine(impl::Times());
-            break;
-          case KOKKOSSOFTMAX_GELU_ERF:
-            functor(impl::GeluErfFunction{});
-            break;
-          case KOKKOSSOFTMAX_GELU_TANH:
-            functor(impl::GeluTanhFunction{});
-            break;
-          case KOKKOSSOFTMAX_RELU:
-            functor(impl::ReluFunction{});
-            break;
-          case KOKKOSSOFTMAX_BATCH_NORM: {
-            const AnyBatchNorm& b = step.batch_norm;
-            using Columns = impl::ColumnsOfLanes<Ops, AnyColumnOperand>;
-            stage(impl::BatchNormOfLanes<Columns, Columns, Columns, Columns>{
-                {b.mean, rows_}, {b.variance, rows_}, {b.gamma, rows_}, {b.beta, rows_}, b.eps});
-            break;
-          }
-          case normalizer_step:
-            stage_of_rows([&](index_type) { return step.normalizer.template row<typename Ops::Acc>(); });
-            break;
-        }
+        });
       }
 
       Rows rows_;
@@ -486,23 +448,25 @@ struct BoundAnyChain {
     template <class Ops>
     static void step_on_vectors(const BoundStep& step, index_type at, typename Ops::Vector* value,
                                 typename Ops::Mask* kept, int vectors, index_type column) {
-      using Acc = typename Ops::Acc;
-      using Vector = typename Ops::Vector;
-      const auto each = [&](const auto& body) {
-        for (int v = 0; v < vectors; ++v) body(value[v], column + v * Ops::width);
-      };
-      const auto stage = [&]<class Stage>(const Stage& one) {
-        if constexpr (impl::goes_on_vectors<Stage, Ops>) {
+      with_object_of_row<typename Ops::Acc>(step, [&](const auto& object_of) {
+        const auto object = object_of(at);
+        if constexpr (impl::goes_on_vectors<decltype(object), Ops>) {
           for (int v = 0; v < vectors; ++v)
-            one.template on_vector<Ops>(value[v], kept[v], column + v * Ops::width);
+            object.template on_vector<Ops>(value[v], kept[v], column + v * Ops::width);
         }
+      });
+    }
+
+    /// use(object_of): of a row, by its `at` for the step, the object of the library's own stage for vectors.
+    template <class Acc, class Use>
+    static void with_object_of_row(const BoundStep& step, const Use& use) {
+      const auto functor = [&]<class F>(const F& f) {
+        use([&](index_type) { return typename impl::BoundFunctor<F>::Row{&f, 0}; });
       };
-      const auto functor = [&]<class F>(const F& f) { stage(typename impl::BoundFunctor<F>::Row{&f, 0}); };
       const auto combine = [&]<class Combine>(Combine) {
-        with_scalar(step.operand.data, step.scalar, [&](const auto* data) {
-          const index_type stride = step.operand.column_stride;
-          each([&](Vector& v, index_type c) {
-            v = Combine::template of_vectors<Ops>(v, Ops::load_strided(data + at + c * stride, stride));
+        with_scalar(step.operand.data, step.scalar, [&]<class T>(const T* data) {
+          use([&](index_type at) {
+            return typename impl::BoundWithOperand<T, Combine>::Row{{data + at, step.operand.column_stride}};
           });
         });
       };
@@ -510,16 +474,16 @@ struct BoundAnyChain {
         case KOKKOSSOFTMAX_SCALE:
           functor(impl::ScaleFunction{step.factor});
           break;
-        case KOKKOSSOFTMAX_TEMPERATURE: {
-          const Vector temperature(load_any<Acc>(step.operand.data, step.scalar, at));
-          each([&](Vector& v, index_type) { v = v / temperature; });
+        case KOKKOSSOFTMAX_TEMPERATURE:
+          with_scalar(step.operand.data, step.scalar, [&]<class T>(const T* data) {
+            use([&](index_type at) { return typename impl::BoundTemperature<T>::Row{data + at}; });
+          });
           break;
-        }
         case KOKKOSSOFTMAX_MASK:
-          stage(mask_of(step, at));
+          use([&](index_type at) { return mask_of(step, at); });
           break;
         case KOKKOSSOFTMAX_CAUSAL:
-          stage(impl::BoundCausal::Row{at});
+          use([](index_type at) { return impl::BoundCausal::Row{at}; });
           break;
         case KOKKOSSOFTMAX_BIAS:
           combine(impl::Plus());
@@ -536,13 +500,11 @@ struct BoundAnyChain {
         case KOKKOSSOFTMAX_RELU:
           functor(impl::ReluFunction{});
           break;
-        case KOKKOSSOFTMAX_BATCH_NORM: {
-          const AnyBatchNorm& b = step.batch_norm;
-          each([&](Vector& v, index_type c) { v = impl::batch_normalized_vector<Ops>(v, b, c); });
+        case KOKKOSSOFTMAX_BATCH_NORM:
+          use([&](index_type) { return AnyBatchNorm::Row{&step.batch_norm}; });
           break;
-        }
         case normalizer_step:
-          stage(step.normalizer.template row<Acc>());
+          use([&](index_type) { return step.normalizer.template row<Acc>(); });
           break;
       }
     }
