@@ -20,11 +20,13 @@
 namespace KokkosSoftmax {
 namespace impl {
 
-// The kernels without a transform are in the library (src/): no user's file has to compile them.
+// The kernels without a transform, and on the host those for any transform, are in the library (src/): no
+// user's file has to compile them.
 #ifndef KOKKOSSOFTMAX_INSTANTIATE_BACKEND
-#define KOKKOSSOFTMAX_EXTERN(EXEC, IN, OUT)                                                            \
-  extern template void run_rows(const EXEC&, const RowsProblem<IN, OUT, BoundIdentity>&, const char*); \
-  extern template void reserve_rows(const EXEC&, const RowsProblem<IN, OUT, BoundIdentity>&, const char*);
+#define KOKKOSSOFTMAX_EXTERN(EXEC, IN, OUT)                                                                \
+  extern template void run_rows(const EXEC&, const RowsProblem<IN, OUT, BoundIdentity>&, const char*);     \
+  extern template void reserve_rows(const EXEC&, const RowsProblem<IN, OUT, BoundIdentity>&, const char*); \
+  KOKKOSSOFTMAX_TRANSFORMED_ROWS(extern template, EXEC, IN, OUT)
 #define KOKKOSSOFTMAX_EXTERN_PAIR(IN, OUT) KOKKOSSOFTMAX_FOR_EACH_BACKEND(KOKKOSSOFTMAX_EXTERN, IN, OUT)
 KOKKOSSOFTMAX_FOR_EACH_SCALAR_PAIR(KOKKOSSOFTMAX_EXTERN_PAIR)
 #undef KOKKOSSOFTMAX_EXTERN_PAIR

@@ -17,6 +17,8 @@ using InstantiatedRows =
     RowsProblem<KOKKOSSOFTMAX_INSTANTIATE_IN, KOKKOSSOFTMAX_INSTANTIATE_OUT, BoundIdentity>;
 template void run_rows(const KOKKOSSOFTMAX_INSTANTIATE_BACKEND&, const InstantiatedRows&, const char*);
 template void reserve_rows(const KOKKOSSOFTMAX_INSTANTIATE_BACKEND&, const InstantiatedRows&, const char*);
+KOKKOSSOFTMAX_TRANSFORMED_ROWS(template, KOKKOSSOFTMAX_INSTANTIATE_BACKEND, KOKKOSSOFTMAX_INSTANTIATE_IN,
+                               KOKKOSSOFTMAX_INSTANTIATE_OUT)
 
 }  // namespace KokkosSoftmax::impl
 #endif

@@ -6,6 +6,7 @@
 // rows that are contiguous.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -139,6 +140,48 @@ TEST_F(SimdTransformedTiles, ContiguousRows) {
       }
     }
   }
+}
+
+// So many transforms that the objects of fewer rows than a tile may have find room, and that none do: what
+// leaves logits as they are changes no bit.
+struct AsTheyAre {
+  template <class Acc>
+  KOKKOS_FUNCTION Acc operator()(Acc value, std::int64_t, std::int64_t) const {
+    return value;
+  }
+};
+template <class Chain>
+constexpr std::size_t bytes_of_row = sizeof(typename decltype(std::declval<const Chain&>().bind(
+    std::declval<const ks::impl::BindContext<Exec>&>()))::Row);
+template <class Chain, class Same>
+void check_same_bits(const Chain& chain, const Same& same) {
+  using Matrix = Kokkos::View<float**, Kokkos::LayoutRight, Exec>;
+  for (const std::int64_t columns : {3, 40, 300, 2100}) {
+    for (const int axis : {0, 1}) {
+      const std::int64_t rows = 400;
+      const Matrix x("x", axis == 0 ? columns : rows, axis == 0 ? rows : columns);
+      const Matrix y("y", x.extent(0), x.extent(1)), expected("expected", x.extent(0), x.extent(1));
+      const auto logits = random_values(Scalar::float32, columns * rows, -4, 4, 45);
+      std::copy(logits.begin(), logits.end(), x.data());
+      ks::softmax(Exec(), x, expected, ks::axis(axis), same);
+      ks::softmax(Exec(), x, y, ks::axis(axis), chain);
+      EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0)
+          << columns << " columns, axis " << axis;
+    }
+  }
+}
+TEST_F(SimdTransformedTiles, ManyTransforms) {
+  const auto one = ks::transform(AsTheyAre{});
+  const auto four = one | one | one | one;
+  const auto sixteen = four | four | four | four;
+  const auto sixty_four = sixteen | sixteen | sixteen | sixteen;
+  const auto some = ks::transform(Ripple{}) | sixteen;
+  const auto many = ks::transform(Ripple{}) | sixty_four | four;
+  constexpr std::size_t room = ks::impl::bytes_of_row_objects, most = ks::impl::most_bytes_of_row_object;
+  static_assert(bytes_of_row<decltype(some)> * ks::impl::SimdTilePlan<float>::most_lanes > room);
+  static_assert(bytes_of_row<decltype(some)> <= most && bytes_of_row<decltype(many)> > most);
+  check_same_bits(some, ks::transform(Ripple{}));
+  check_same_bits(many, ks::transform(Ripple{}));
 }
 
 // Whatever lies beside a row: in a tile, in a panel, in runs of few.

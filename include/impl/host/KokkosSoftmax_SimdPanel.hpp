@@ -98,7 +98,6 @@ class SimdPanel : SimdLanes<Problem, operation> {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   using Plan = SimdTilePlan<Acc>;
-  using TransformRow = typename Problem::Transform::Row;
   static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
   /// What a thread writes it writes through the same `lines`.
@@ -117,7 +116,7 @@ class SimdPanel : SimdLanes<Problem, operation> {
     in_pieces_ = vectors * w * 5 > rows_ * 6;
     if constexpr (!identity) {
       problem.transform.make_rows(row.index, problem.geometry.row_weight[problem.geometry.rank - 1], rows_,
-                                  transform_);
+                                  row_objects_);
     }
   }
 
@@ -234,7 +233,7 @@ class SimdPanel : SimdLanes<Problem, operation> {
     const In* const x = x_ + column * rows_;
     for_each_vector(begin, end, [&](int l) {
       const Vector max =
-          problem_.transform(transform_ + l, column, w, columns, x + l, rows_, to + l - begin, distance);
+          problem_.transform(row_objects_, l, column, w, columns, x + l, rows_, to + l - begin, distance);
       Ops::store(maxima + l, Lanes::finite(max));
     });
   }
@@ -466,7 +465,7 @@ class SimdPanel : SimdLanes<Problem, operation> {
   static constexpr int most_in_pieces = 5 * w;
   static_assert((most_in_pieces / w + 1) * w * 5 <= most_in_pieces * 6);
   alignas(64) Acc sums_of_piece_[4 * most_in_pieces + w];
-  std::conditional_t<identity, char, TransformRow> transform_[identity ? 1 : most];
+  alignas(index_type) unsigned char row_objects_[identity ? 1 : bytes_of_row_objects];
   alignas(64) Acc
       transformed_[identity ? 1 : block * Plan::group];  ///< logits of a block and a group of rows
 };

@@ -9,24 +9,13 @@
 #define KOKKOSSOFTMAX_SIMDROWWORK_HPP
 
 #include <impl/host/KokkosSoftmax_SimdChunk.hpp>
+#include <impl/host/KokkosSoftmax_SimdTransform.hpp>
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 namespace KokkosSoftmax::impl {
-
-/// Logits in so many columns of a row, fewer than a vector has lanes, through the transform; -inf in the
-/// other lanes.
-template <class Ops, class TransformRow>
-[[gnu::noinline]] typename Ops::Vector transform_part_of_row(const TransformRow& row,
-                                                             const typename Ops::Vector& logits,
-                                                             index_type column, int count) {
-  const ColumnsOfRow<TransformRow> columns{&row, column, count};
-  typename Ops::Vector value[1] = {logits};
-  transform_lanes<Ops>(stage_of_lanes<Ops>(columns), value, 0);
-  return value[0];
-}
 
 /// What one thread does with rows. `direct`: the logits are taken from x as they lie there, and y is
 /// contiguous; else they come through scratch.
@@ -42,6 +31,7 @@ class SimdRowWork {
   using State = CompensatedMaxSum<Acc>;
   using Row = RowAccess<Problem>;
   static constexpr int w = Ops::width;
+  static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
   static constexpr bool y_can_keep_exponentials = direct && std::is_same_v<Acc, Out>;
   /// Whether a mask says where in a row it drops all that follows. That is not looked at; the sums are those
   /// with -inf there.
@@ -194,40 +184,13 @@ class SimdRowWork {
   }
 
   /// Logits of any stride, transformed, into scratch.
-  void load_logits(const Row& row, index_type begin, index_type count, Acc* __restrict__ stage) const {
+  void load_logits(const Row& row, index_type begin, index_type count, Acc* stage) const {
     const In* x = row.x + begin * row.x_stride;
-    // A copy: loops vectorise where nothing that they read could be changed by what they write.
-    const auto transform = row.transform;
-    if (row.x_stride == 1) {
-      index_type i = 0;
-      if constexpr (!direct && goes_on_vectors<typename Problem::Transform::Row, Ops>) {
-        const auto transform_next = [&]<int vectors>(std::integral_constant<int, vectors>) {
-          for (; i + vectors * w <= count; i += vectors * w) {
-            Vector value[vectors];
-            for (int v = 0; v < vectors; ++v) value[v] = Ops::load(x + i + v * w);
-            transform_vectors<Ops>(transform, value, begin + i);
-            for (int v = 0; v < vectors; ++v) Ops::store(stage + i + v * w, value[v]);
-          }
-        };
-        using TransformRow = typename Problem::Transform::Row;
-        constexpr int most = vectors_at_once<TransformRow>;
-        transform_next(std::integral_constant<int, most>());
-        if constexpr (most > 4) transform_next(std::integral_constant<int, 4>());
-        if constexpr (most > 2) transform_next(std::integral_constant<int, 2>());
-        if constexpr (most > 1) transform_next(std::integral_constant<int, 1>());
-        if (i < count) {
-          const auto rest = static_cast<int>(count - i);
-          const Vector value = Ops::load_part(x + i, rest, -infinity_v<Acc>);
-          return Ops::store(stage + i, transform_part_of_row<Ops>(transform, value, begin + i, rest));
-        }
-      }
-      for (; i < count; ++i) stage[i] = transformed<Acc>(transform, load_as<Acc>(x[i]), begin + i);
+    if constexpr (identity) {
+      load_transformed(row.transform, x, row.x_stride, begin, count, stage);
     } else {
-      for (index_type i = 0; i < count; ++i) {
-        stage[i] = transformed<Acc>(transform, load_as<Acc>(x[i * row.x_stride]), begin + i);
-      }
+      row.transform.load(x, row.x_stride, begin, count, stage);
     }
-    for (index_type i = count; i % w != 0; ++i) stage[i] = -infinity_v<Acc>;
   }
 
   /// What the last formula takes for a chunk: a maximum, and a factor or the logarithm of the sum.
@@ -254,7 +217,8 @@ class SimdRowWork {
     Acc* stage = nullptr;
     const In* x[most_rows];
     Out* y[most_rows];
-    Vector top[most_rows];  ///< the largest logits
+    index_type index[identity ? 1 : most_rows];  ///< unless identity
+    Vector top[most_rows];                       ///< the largest logits
     alignas(64) Acc max[most_rows];
     alignas(64) Acc factor[most_rows];               ///< log_softmax: the logarithm of the sum
     index_type end[rows_end_early ? most_rows : 1];  ///< if rows_end_early
@@ -318,6 +282,7 @@ class SimdRowWork {
       for (int k = 0; k < batch.rows; ++k) {
         batch.x[k] = problem_.x + (first + k) * g.x_stride[0];
         batch.y[k] = problem_.y + (first + k) * g.y_stride[0];
+        if constexpr (!identity) batch.index[k] = (first + k) * g.row_weight[0];
       }
       return;
     }
@@ -325,19 +290,28 @@ class SimdRowWork {
       const RowGeometry::Row row = g.row(first + k);
       batch.x[k] = problem_.x + row.x_offset;
       batch.y[k] = problem_.y + row.y_offset;
+      if constexpr (!identity) batch.index[k] = row.index;
     }
   }
 
   void load_batch(index_type first, Batch& batch) const {
-    for (int k = 0; k < batch.rows; ++k) {
-      Acc* stage = batch.stage + k * padded();
-      const Row row(problem_, first + k);
-      const index_type end = end_of(row);
-      if constexpr (rows_end_early) batch.end[k] = end;
-      load_logits(row, 0, end, stage);
-      MaxWork<Acc, StagedValues<Acc>> max(StagedValues<Acc>{stage}, end);
+    const auto keep_top = [&](int k, index_type end) {
+      MaxWork<Acc, StagedValues<Acc>> max(StagedValues<Acc>{batch.stage + k * padded()}, end);
       max.finish();
       batch.top[k] = max.lanes();
+    };
+    if constexpr (identity || rows_end_early) {
+      for (int k = 0; k < batch.rows; ++k) {
+        const Row row(problem_, first + k);
+        const index_type end = end_of(row);
+        if constexpr (rows_end_early) batch.end[k] = end;
+        load_logits(row, 0, end, batch.stage + k * padded());
+        keep_top(k, end);
+      }
+    } else {
+      problem_.transform.load_rows(batch.rows, batch.index, batch.x, problem_.geometry.x_column_stride,
+                                   columns_, batch.stage, padded());
+      for (int k = 0; k < batch.rows; ++k) keep_top(k, columns_);
     }
   }
 

@@ -128,6 +128,11 @@ void launch_tasks(const Exec& exec, const std::string& kernel, const char* step,
   launch_any_tasks(exec, kernel, step, tasks, AnyTasks::of(functor));
 }
 
+template <class Exec, class Problem>
+void run_transformed_in_lanes(const Exec& exec, const Problem& problem);
+template <class Exec, class Problem>
+void run_transformed_along_rows(const Exec& exec, const Problem& problem);
+
 struct SimdRows {
   static constexpr const char* name = "simd_rows";
 
@@ -142,14 +147,27 @@ struct SimdRows {
   template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
     if (problem.geometry.rows == 0) return;
-    switch (problem.operation) {
-      case Operation::softmax:
-        return run_operation<Operation::softmax>(exec, problem);
-      case Operation::log_softmax:
-        return run_operation<Operation::log_softmax>(exec, problem);
-      case Operation::logsumexp:
-        return run_operation<Operation::logsumexp>(exec, problem);
+    const bool in_lanes = problem.axis_is_strided || ShortRows::has(problem);
+    if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity>) {
+      in_lanes ? run_in_lanes(exec, problem) : run_along_rows(exec, problem);
+    } else {
+      constexpr bool drops_ends = knows_end_of_kept<typename Problem::Transform::Row>;
+      in_lanes ? run_transformed_in_lanes(exec, with_simd_transform<false>(problem))
+               : run_transformed_along_rows(exec, with_simd_transform<drops_ends>(problem));
     }
+  }
+
+  /// Where lanes are rows.
+  template <class Exec, class Problem>
+  static void run_in_lanes(const Exec& exec, const Problem& problem) {
+    for_operation(problem.operation,
+                  [&](auto operation) { run_operation_in_lanes<operation()>(exec, problem); });
+  }
+  /// Where lanes are columns.
+  template <class Exec, class Problem>
+  static void run_along_rows(const Exec& exec, const Problem& problem) {
+    for_operation(problem.operation,
+                  [&](auto operation) { run_operation_along_rows<operation()>(exec, problem); });
   }
 
   template <class Exec, class Problem>
@@ -233,16 +251,21 @@ struct SimdRows {
            (problem.operation == Operation::logsumexp || g.y_column_stride == 1);
   }
 
-  template <Operation operation, class Exec, class Problem>
-  static void run_operation(const Exec& exec, const Problem& problem) {
-    constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
-    if (problem.axis_is_strided || ShortRows::has(problem)) {
-      if constexpr (identity) {
-        return run_in_lanes<operation>(exec, problem);
-      } else {
-        return run_in_lanes<operation>(exec, with_simd_transform(problem));
-      }
+  template <class Run>
+  static void for_operation(Operation operation, const Run& run) {
+    switch (operation) {
+      case Operation::softmax:
+        return run(std::integral_constant<Operation, Operation::softmax>());
+      case Operation::log_softmax:
+        return run(std::integral_constant<Operation, Operation::log_softmax>());
+      case Operation::logsumexp:
+        return run(std::integral_constant<Operation, Operation::logsumexp>());
     }
+  }
+
+  template <Operation operation, class Exec, class Problem>
+  static void run_operation_along_rows(const Exec& exec, const Problem& problem) {
+    constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
     if constexpr (operation != Operation::logsumexp) {
       if (Transposed::rows(problem)) return run_transposed_rows<operation, identity>(exec, problem);
     }
@@ -252,9 +275,8 @@ struct SimdRows {
     run_rows<operation, false>(exec, problem);
   }
 
-  /// Where lanes are rows.
   template <Operation operation, class Exec, class Problem>
-  static void run_in_lanes(const Exec& exec, const Problem& problem) {
+  static void run_operation_in_lanes(const Exec& exec, const Problem& problem) {
     if (!ShortRows::has(problem)) return run_tiles<operation>(exec, problem);
     const Call<Problem> call(exec, problem);
     const int tasks = call.tasks(problem.geometry.rows);
@@ -891,6 +913,40 @@ struct SimdRows {
                  SharedTiles<operation, Tile, Problem>{call, tiles, tasks, false, true});
   }
 };
+
+// The kernels for transforms, whatever these are: compiled into the library for its pairs of scalars, and
+// from logits in the sums' scalar to outputs of 16 bits, as heads have them.
+
+/// Stands for a problem where there is none: what is instantiated cannot depend on a condition.
+template <class In, class Out, bool drops_ends>
+struct NoRows {};
+template <class Problem>
+inline constexpr bool rows_exist_v = true;
+template <class In, class Out, bool drops_ends>
+inline constexpr bool rows_exist_v<NoRows<In, Out, drops_ends>> = false;
+
+template <class Exec, class Problem>
+void run_transformed_in_lanes(const Exec& exec, const Problem& problem) {
+  if constexpr (runs_on_host_v<Exec> && rows_exist_v<Problem>) SimdRows::run_in_lanes(exec, problem);
+}
+template <class Exec, class Problem>
+void run_transformed_along_rows(const Exec& exec, const Problem& problem) {
+  if constexpr (runs_on_host_v<Exec> && rows_exist_v<Problem>) SimdRows::run_along_rows(exec, problem);
+}
+
+/// Logits of a head, which are in the sums' scalar, beside rows of In and Out: those of outputs of 16 bits.
+template <class In, class Out, bool drops_ends>
+using TransformedLogits =
+    std::conditional_t<std::is_same_v<In, Out> && !std::is_same_v<Out, accumulator_t<In, Out>>,
+                       TransformedRows<accumulator_t<In, Out>, Out, drops_ends>, NoRows<In, Out, drops_ends>>;
+
+#define KOKKOSSOFTMAX_TRANSFORMED_ROWS(KEYWORDS, EXEC, IN, OUT)                                    \
+  KEYWORDS void run_transformed_in_lanes(const EXEC&, const TransformedRows<IN, OUT, false>&);     \
+  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedRows<IN, OUT, false>&);   \
+  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedRows<IN, OUT, true>&);    \
+  KEYWORDS void run_transformed_in_lanes(const EXEC&, const TransformedLogits<IN, OUT, false>&);   \
+  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedLogits<IN, OUT, false>&); \
+  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedLogits<IN, OUT, true>&);
 
 }  // namespace KokkosSoftmax::impl
 

@@ -129,7 +129,6 @@ class SimdRuns : SimdLanes<Problem, operation> {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   using Plan = SimdTilePlan<Acc>;
-  using TransformRow = typename Problem::Transform::Row;
   static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
   SimdRuns(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream)
@@ -146,7 +145,7 @@ class SimdRuns : SimdLanes<Problem, operation> {
       y_offset_[i] = row.y_offset;
       if constexpr (!identity) {
         problem.transform.make_rows(row.index, g.rank > 0 ? g.row_weight[g.rank - 1] : 0, neighbours_,
-                                    transform_ + i * neighbours_);
+                                    row_objects_, i * neighbours_);
       }
     }
     const auto distance = static_cast<index_type>(neighbours_);
@@ -323,15 +322,19 @@ class SimdRuns : SimdLanes<Problem, operation> {
     for (int l = lanes; l % w != 0; ++l)
       for (int c = 0; c < columns; ++c) v[c * group + l] = -infinity_v<Acc>;
     if constexpr (!identity) {
-      const TransformRow* row[group];
-      index_type first_column[group];
+      const void* row[group + w];
+      index_type first_column[group + w];
       int lane = 0;
       for_each_run(g, [&](int run, int b) {
         for (int i = 0; i < neighbours_; ++i, ++lane) {
-          row[lane] = transform_ + run * neighbours_ + i;
+          row[lane] = problem_.transform.object(row_objects_, run * neighbours_ + i);
           first_column[lane] = begin_ + b * block;
         }
       });
+      for (; lane % w != 0; ++lane) {
+        row[lane] = row[lane - 1];
+        first_column[lane] = first_column[lane - 1];
+      }
       for (int l = 0; l < lanes; l += w) {
         problem_.transform(row + l, first_column + l, 0, std::min(w, lanes - l), columns, v + l, group, v + l,
                            group);
@@ -535,7 +538,7 @@ class SimdRuns : SimdLanes<Problem, operation> {
   int whole_blocks_ = 0, rest_ = 0, whole_groups_ = 0, groups_ = 0;
   int repeated_ = -1;  ///< the run whose values are repeated for write_dense
   index_type x_offset_[most], y_offset_[most];
-  std::conditional_t<identity, char, TransformRow> transform_[identity ? 1 : most];
+  alignas(index_type) unsigned char row_objects_[identity ? 1 : bytes_of_row_objects];
   bool infinite_[group];
   alignas(64) Acc max_[most + w], sum_[most + w];  ///< of each row; sum_: then what the last formula takes
   alignas(64) Acc max_of_lane_[most + w], sum_of_lane_[most + w], factor_of_lane_[most + w];

@@ -63,7 +63,6 @@ class SimdShort : SimdLanes<Problem, operation> {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   using Plan = SimdShortPlan<Acc>;
-  using TransformRow = typename Problem::Transform::Row;
   static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
   SimdShort(const Problem& problem, bool stream, bool from_memory)
@@ -237,11 +236,11 @@ class SimdShort : SimdLanes<Problem, operation> {
   [[gnu::noinline]] void transform(Vector* v, int r, int count, int columns) const {
     const RowGeometry& g = problem_.geometry;
     const index_type weight = g.rank > 0 ? g.row_weight[g.rank - 1] : 0;
-    TransformRow row[w];
-    problem_.transform.make_rows(row_index_ + (first_ + r) * weight, weight, count, row);
+    alignas(index_type) unsigned char rows[w * most_bytes_of_row_object];
+    problem_.transform.make_rows(row_index_ + (first_ + r) * weight, weight, count, rows);
     alignas(64) Acc logits[Plan::longest * w] = {};
     for (int c = 0; c < columns; ++c) Ops::store(logits + c * w, v[c]);
-    problem_.transform(row, 0, count, columns, logits, w, logits, w);
+    problem_.transform(rows, 0, 0, count, columns, logits, w, logits, w);
     for (int c = 0; c < columns; ++c) v[c] = Ops::load(logits + c * w);
   }
 

@@ -59,6 +59,17 @@ struct SimdTilePlan {
       static_cast<std::size_t>(longest_staged * most_lanes) * sizeof(Acc);
 };
 
+/// Rows that a tile may have: what has room, their objects of the transform too.
+template <class Problem>
+index_type most_lanes_of(const Problem& problem) {
+  constexpr int most = SimdTilePlan<typename Problem::Acc>::most_lanes;
+  if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity>) {
+    return most;
+  } else {
+    return std::min(most, problem.transform.most_rows());
+  }
+}
+
 /// How the rows are grouped into tiles.
 struct SimdTiles {
   bool wide;         ///< the rows of a tile are neighbours in x and y, and enough of them to fill vectors
@@ -85,7 +96,7 @@ struct SimdTiles {
     if (fastest < 0 || g.x_stride[fastest] != 1 || g.y_stride[fastest] != 1) return tiles;
     tiles.inner = g.extent[fastest];
     if (g.x_column_stride != tiles.inner || g.y_column_stride != tiles.inner) return tiles;
-    if (tiles.inner < std::max(Plan::width, Plan::fewest_of_dense) || tiles.inner > Plan::most_lanes ||
+    if (tiles.inner < std::max(Plan::width, Plan::fewest_of_dense) || tiles.inner > most_lanes_of(problem) ||
         g.columns * tiles.inner < Plan::group * 4)
       return tiles;
     tiles.lanes = static_cast<int>(tiles.inner);
@@ -124,12 +135,13 @@ struct SimdTiles {
         const index_type lanes = 4 * Plan::group / tiles.inner;
         runs = std::min(lanes / Plan::blocks(g.columns), ceil_div(all, index_type(4) * concurrency));
       }
+      runs = std::min(runs, most_lanes_of(problem) / tiles.inner);
       tiles.runs = static_cast<int>(std::clamp<index_type>(runs, 1, all));
       tiles.lanes = static_cast<int>(ceil_div(tiles.runs * tiles.inner, Plan::width) * Plan::width);
       tiles.count = ceil_div(all, tiles.runs);
       return tiles;
     }
-    index_type most = std::min<index_type>(most_lanes, Plan::most_lanes), units = 1;
+    index_type most = std::min<index_type>(most_lanes, most_lanes_of(problem)), units = 1;
     if (Plan::chunks(g.columns) == 1) {
       most = std::min(
           most, static_cast<index_type>(stage_bytes / sizeof(Acc)) / (Plan::blocks(g.columns) * Plan::block) -
@@ -315,7 +327,6 @@ class SimdTile : protected SimdLanes<Problem, operation> {
   using Ops = SimdOps<Acc>;
   using Vector = typename Ops::Vector;
   using Plan = SimdTilePlan<Acc>;
-  using TransformRow = typename Problem::Transform::Row;
   static constexpr int most = Plan::most_lanes;
   static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
@@ -332,7 +343,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
     y_offset_ = row.y_offset;
     if constexpr (!identity) {
       problem.transform.make_rows(row.index, problem.geometry.row_weight[problem.geometry.rank - 1], lanes_,
-                                  transform_);
+                                  row_objects_);
     }
   }
 
@@ -391,7 +402,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
   /// Transformed logits of so many columns of a vector of lanes from l on, filled up with -inf, to `to`; the
   /// largest.
   Vector transformed(index_type begin, int columns, int l, Acc* to, index_type distance) const {
-    return problem_.transform(transform_ + l, begin, std::min(w, lanes_ - l), columns, x_column(begin) + l,
+    return problem_.transform(row_objects_, l, begin, std::min(w, lanes_ - l), columns, x_column(begin) + l,
                               problem_.geometry.x_column_stride, to, distance);
   }
 
@@ -596,7 +607,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
   int group_, groups_;  ///< lanes of a group, groups of a tile
   int pitch_;  ///< from column to column in scratch: no power of two, which would fill sets of a cache
   index_type x_offset_, y_offset_;
-  std::conditional_t<identity, char, TransformRow> transform_[identity ? 1 : most];
+  alignas(index_type) unsigned char row_objects_[identity ? 1 : bytes_of_row_objects];
   alignas(64) Acc max_[most + w], sum_[most + w];
 };
 
