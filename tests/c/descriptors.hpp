@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "../support/random.hpp"
-#include "../support/shared_kernels.hpp"
 
 // A call fails with a message that names the function and holds `part`.
 #define EXPECT_REFUSED(expected, part, call)                 \

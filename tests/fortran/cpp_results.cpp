@@ -5,8 +5,6 @@
 // initialised.
 #include <KokkosSoftmax.hpp>
 
-#include "../support/shared_kernels.hpp"
-
 namespace {
 
 namespace ks = KokkosSoftmax;

@@ -15,8 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "../support/shared_kernels.hpp"
-
 namespace {
 
 namespace ks = KokkosSoftmax;

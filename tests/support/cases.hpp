@@ -23,7 +23,6 @@
 
 #include "buffers.hpp"
 #include "random.hpp"
-#include "shared_kernels.hpp"
 
 namespace tests {
 

@@ -221,31 +221,6 @@ struct AsTheyAre {
   }
 };
 
-// Rows of heads that several programs have, see shared_kernels.hpp.
-using PlainHeadRows = HeadRows<float, ks::impl::BoundFunctor<AsTheyAre>>;
-using PlainHeadRowsToHalf = HeadRows<half_t, ks::impl::BoundFunctor<AsTheyAre>>;
-using BatchNormHeadRows = NormalizedHeadRows<ks::impl::BoundIdentity, ks::impl::BoundIdentity>;
-using BiasBatchNormHeadRows =
-    NormalizedHeadRows<ks::impl::BoundBiasBeforeNormalizer<float>, ks::impl::BoundIdentity>;
-
-}  // namespace tests
-
-#define KOKKOSSOFTMAX_TESTS_FOR_EACH_SHARED_LINEAR_KERNEL(M, KEYWORD) \
-  M(KEYWORD, PlainHeadRows)                                           \
-  M(KEYWORD, PlainHeadRowsToHalf)                                     \
-  M(KEYWORD, BiasGeluHeadRows)                                        \
-  M(KEYWORD, BatchNormHeadRows)                                       \
-  M(KEYWORD, BiasBatchNormHeadRows)                                   \
-  M(KEYWORD, BiasBatchNormScaleHeadRows)
-
-#if defined(KOKKOSSOFTMAX_TESTS_SHARE_KERNELS)
-namespace KokkosSoftmax::impl {
-KOKKOSSOFTMAX_TESTS_FOR_EACH_SHARED_LINEAR_KERNEL(KOKKOSSOFTMAX_TESTS_KERNELS, extern)
-}
-#endif
-
-namespace tests {
-
 template <class XS, class WS, class YS, class Exec>
 void check_plain(const Exec& exec, const LinearCase& c, const std::vector<std::int64_t>& rows) {
   check_head<XS, WS, YS>(exec, c, rows, [] { return ks::transform(AsTheyAre{}); });

@@ -1,8 +1,0 @@
-// SPDX-FileCopyrightText: The KokkosSoftmax authors
-// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-
-#include "shared_kernels.hpp"
-
-namespace KokkosSoftmax::impl {
-KOKKOSSOFTMAX_TESTS_FOR_EACH_SHARED_KERNEL(KOKKOSSOFTMAX_TESTS_KERNELS, )
-}
