@@ -17,6 +17,23 @@
 
 namespace KokkosSoftmax::impl {
 
+/// One row: where it lies and its transform. (For the host alone: nvcc knows no vectors in what a device
+/// could have, too.)
+template <class Problem>
+struct SimdRowAccess {
+  const typename Problem::In* x;
+  typename Problem::Out* y;
+  index_type x_stride;
+  typename Problem::Transform::Row transform;
+
+  SimdRowAccess(const Problem& p, index_type position) : SimdRowAccess(p, p.geometry.row(position)) {}
+  SimdRowAccess(const Problem& p, const RowGeometry::Row& row)
+      : x(p.x + row.x_offset),
+        y(p.y + row.y_offset),
+        x_stride(p.geometry.x_column_stride),
+        transform(p.transform.at_row(row.index)) {}
+};
+
 /// What one thread does with rows. `direct`: the logits are taken from x as they lie there, and y is
 /// contiguous; else they come through scratch.
 template <class Problem, Operation operation, bool direct>
@@ -29,7 +46,7 @@ class SimdRowWork {
   using Vector = typename Ops::Vector;
   using Plan = SimdRowsPlan<Acc>;
   using State = CompensatedMaxSum<Acc>;
-  using Row = RowAccess<Problem>;
+  using Row = SimdRowAccess<Problem>;
   static constexpr int w = Ops::width;
   static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
   static constexpr bool y_can_keep_exponentials = direct && std::is_same_v<Acc, Out>;
@@ -252,7 +269,7 @@ class SimdRowWork {
   index_type end_of(const Row& row) const {
     if constexpr (rows_end_early) {
       constexpr index_type at_once = operation == Operation::logsumexp ? vectors_of_step * w : w;
-      return std::min(ceil_div(end_of_kept(row.transform, columns_), at_once) * at_once, columns_);
+      return std::min(ceil_div(row.transform.end_of_kept(columns_), at_once) * at_once, columns_);
     } else {
       return columns_;
     }

@@ -406,7 +406,7 @@ struct SimdRows {
       };
       for (index_type unit = begin; unit < end;) {
         const index_type r = unit / chunks;
-        const RowAccess<Problem> row(call.problem, first_row + r);
+        const SimdRowAccess<Problem> row(call.problem, first_row + r);
         State<Problem>* states = call.states + r * chunks;
         A* kept = nullptr;
         if constexpr (Work::y_can_keep_exponentials) kept = keep_in_y ? row.y : nullptr;
@@ -528,7 +528,7 @@ struct SimdRows {
           for (index_type r = 0; r < tile.rows; ++r) {
             if (c != of_chunk)
               std::tie(max[r], factor[r]) = work.numbers_of_chunk(states[r * chunks + c], results[r]);
-            const RowAccess<Problem> row(call.problem, tile.first + r);
+            const SimdRowAccess<Problem> row(call.problem, tile.first + r);
             if constexpr (direct && std::is_same_v<typename Problem::In, A>) {
               from[r] = row.x + first;
             } else {
@@ -566,7 +566,7 @@ struct SimdRows {
             return (v - m) - f;
           }
         };
-        const RowAccess<Problem> row(call.problem, tile.first + r);
+        const SimdRowAccess<Problem> row(call.problem, tile.first + r);
         auto* const to = waiting + r * Rows::pitch_of_piece;
         if constexpr (direct) {
           chunk_write<A>(LogitsInMemory<A, typename Problem::In>{row.x + first}, count, to, false, formula);
@@ -613,7 +613,7 @@ struct SimdRows {
       const SimdRowWork<Problem, Operation::logsumexp, false> work(call.problem, false, false);
       const index_type chunks = SimdRowsPlan<Acc<Problem>>::chunks(call.problem.geometry.columns);
       for (index_type r = 0; r < rows; ++r) {
-        const RowAccess<Problem> row(call.problem, first_row + r);
+        const SimdRowAccess<Problem> row(call.problem, first_row + r);
         *row.y = store_as<typename Problem::Out>(work.joined(call.states + r * chunks).logsumexp());
       }
     }
@@ -936,17 +936,17 @@ void run_transformed_along_rows(const Exec& exec, const Problem& problem) {
 
 /// Logits of a head, which are in the sums' scalar, beside rows of In and Out: those of outputs of 16 bits.
 template <class In, class Out, bool drops_ends>
-using TransformedLogits =
+using TransformedRowsOfLogits =
     std::conditional_t<std::is_same_v<In, Out> && !std::is_same_v<Out, accumulator_t<In, Out>>,
                        TransformedRows<accumulator_t<In, Out>, Out, drops_ends>, NoRows<In, Out, drops_ends>>;
 
-#define KOKKOSSOFTMAX_TRANSFORMED_ROWS(KEYWORDS, EXEC, IN, OUT)                                    \
-  KEYWORDS void run_transformed_in_lanes(const EXEC&, const TransformedRows<IN, OUT, false>&);     \
-  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedRows<IN, OUT, false>&);   \
-  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedRows<IN, OUT, true>&);    \
-  KEYWORDS void run_transformed_in_lanes(const EXEC&, const TransformedLogits<IN, OUT, false>&);   \
-  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedLogits<IN, OUT, false>&); \
-  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedLogits<IN, OUT, true>&);
+#define KOKKOSSOFTMAX_TRANSFORMED_ROWS(KEYWORDS, EXEC, IN, OUT)                                          \
+  KEYWORDS void run_transformed_in_lanes(const EXEC&, const TransformedRows<IN, OUT, false>&);           \
+  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedRows<IN, OUT, false>&);         \
+  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedRows<IN, OUT, true>&);          \
+  KEYWORDS void run_transformed_in_lanes(const EXEC&, const TransformedRowsOfLogits<IN, OUT, false>&);   \
+  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedRowsOfLogits<IN, OUT, false>&); \
+  KEYWORDS void run_transformed_along_rows(const EXEC&, const TransformedRowsOfLogits<IN, OUT, true>&);
 
 }  // namespace KokkosSoftmax::impl
 

@@ -91,11 +91,12 @@ class SimdTransform {
     void load(const In* x, index_type x_stride, index_type begin, index_type count, Acc* stage) const {
       transform->load_(transform->bound_, 1, &index, &x, x_stride, begin, count, stage, 0);
     }
+    /// From 0 to `columns`.
     index_type end_of_kept(index_type columns) const requires(drops_ends) {
       return transform->end_of_kept_(transform->bound_, index, columns);
     }
   };
-  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const { return {this, row}; }
+  Row at_row(index_type row) const { return {this, row}; }
 
   template <class Transform>
   static SimdTransform of(const Transform& bound) {
