@@ -483,8 +483,8 @@ void check_many_neighbours(const Exec& exec, Operation operation, const ManyNeig
   T* const out = n.in_place ? x.data() : y.data() + n.offset;
   const std::vector<T> kept(out, out + size);
   const Kokkos::LayoutStride layout(n.slabs, slab, n.columns, distance, n.width, 1);
-  call(operation, exec, Slabs(x.data(), layout), Slabs(out, layout), Kokkos::View<T**>("lse", 0, 0), 1,
-       transform...);
+  call(operation, exec, Slabs(x.data(), layout), Slabs(out, layout),
+       Kokkos::View<T**, Exec::memory_space>("lse", 0, 0), 1, transform...);
   // The same rows, a few neighbours of a slab at a time: those at the edges of tiles, and some others.
   std::vector<std::int64_t> firsts{0, n.width - few};
   for (std::int64_t first = 56; first + few <= n.width; first += n.columns > 200 ? 128 : 64)
@@ -504,7 +504,7 @@ void check_many_neighbours(const Exec& exec, Operation operation, const ManyNeig
         for (std::int64_t r = 0; r < few; ++r)
           thin(c, skipped + r) = logits[static_cast<std::size_t>(at(s, c, first + r))];
       call(operation, exec, Part(thin.data(), of_part), Part(alone.data(), of_part),
-           Kokkos::View<T**>("lse", 0, 0), 1, transform...);
+           Kokkos::View<T**, Exec::memory_space>("lse", 0, 0), 1, transform...);
       for (std::int64_t c = 0; c < n.columns; ++c)
         for (std::int64_t r = 0; r < few; ++r)
           different += differs(out[at(s, c, first + r)], alone(c, skipped + r));
