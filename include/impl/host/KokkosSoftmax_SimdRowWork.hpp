@@ -264,12 +264,14 @@ class SimdRowWork {
   index_type padded() const { return ceil_div(columns_, w) * w; }
   index_type y_stride() const { return direct ? 1 : problem_.geometry.y_column_stride; }
 
+  /// Of a row that ends early.
+  static constexpr int columns_at_once = operation == Operation::logsumexp ? vectors_of_step * w : w;
   /// Behind the last column of a row that is looked at: what is kept, in as many whole vectors as the sum
   /// takes at once.
   index_type end_of(const Row& row) const {
     if constexpr (rows_end_early) {
-      constexpr index_type at_once = operation == Operation::logsumexp ? vectors_of_step * w : w;
-      return std::min(ceil_div(row.transform.end_of_kept(columns_), at_once) * at_once, columns_);
+      const index_type kept = row.transform.end_of_kept(columns_);
+      return std::min(ceil_div(kept, index_type(columns_at_once)) * columns_at_once, columns_);
     } else {
       return columns_;
     }
@@ -317,18 +319,15 @@ class SimdRowWork {
       max.finish();
       batch.top[k] = max.lanes();
     };
-    if constexpr (identity || rows_end_early) {
+    if constexpr (identity) {
       for (int k = 0; k < batch.rows; ++k) {
-        const Row row(problem_, first + k);
-        const index_type end = end_of(row);
-        if constexpr (rows_end_early) batch.end[k] = end;
-        load_logits(row, 0, end, batch.stage + k * padded());
-        keep_top(k, end);
+        load_logits(Row(problem_, first + k), 0, columns_, batch.stage + k * padded());
+        keep_top(k, columns_);
       }
     } else {
       problem_.transform.load_rows(batch.rows, batch.index, batch.x, problem_.geometry.x_column_stride,
-                                   columns_, batch.stage, padded());
-      for (int k = 0; k < batch.rows; ++k) keep_top(k, columns_);
+                                   columns_, batch.stage, padded(), batch.end, columns_at_once);
+      for (int k = 0; k < batch.rows; ++k) keep_top(k, end_of_row(batch, k));
     }
   }
 

@@ -89,7 +89,7 @@ class SimdTransform {
 
     /// As load_transformed.
     void load(const In* x, index_type x_stride, index_type begin, index_type count, Acc* stage) const {
-      transform->load_(transform->bound_, 1, &index, &x, x_stride, begin, count, stage, 0);
+      transform->load_(transform->bound_, 1, &index, &x, x_stride, begin, count, stage, 0, nullptr, 1);
     }
     /// From 0 to `columns`.
     index_type end_of_kept(index_type columns) const requires(drops_ends) {
@@ -105,10 +105,11 @@ class SimdTransform {
             Of::load, Of::end_of_kept};
   }
 
-  /// As load_transformed, of so many rows, `distance` from each to the next in `stage`.
+  /// As load_transformed, of so many rows, `distance` from each to the next in `stage`. If it drops ends,
+  /// only what is kept of each, in whole multiples of `at_once`, to `ends`.
   void load_rows(int rows, const index_type* row, const In* const* x, index_type x_stride, index_type count,
-                 Acc* stage, index_type distance) const {
-    load_(bound_, rows, row, x, x_stride, 0, count, stage, distance);
+                 Acc* stage, index_type distance, index_type* ends, int at_once) const {
+    load_(bound_, rows, row, x, x_stride, 0, count, stage, distance, ends, at_once);
   }
 
   /// Of how many rows the objects have room.
@@ -148,7 +149,7 @@ class SimdTransform {
                            Acc*, index_type);
 
   using Load = void (*)(const void*, int, const index_type*, const In* const*, index_type, index_type,
-                        index_type, Acc*, index_type);
+                        index_type, Acc*, index_type, index_type*, int);
 
   /// What is compiled for a transform.
   template <class Transform>
@@ -225,11 +226,20 @@ class SimdTransform {
     }
 
     static void load(const void* bound, int rows, const index_type* row, const In* const* x,
-                     index_type x_stride, index_type begin, index_type count, Acc* stage,
-                     index_type distance) {
+                     index_type x_stride, index_type begin, index_type count, Acc* stage, index_type distance,
+                     [[maybe_unused]] index_type* ends, [[maybe_unused]] int at_once) {
       const Transform& transform = *static_cast<const Transform*>(bound);
-      for (int k = 0; k < rows; ++k)
-        load_transformed(transform.at_row(row[k]), x[k], x_stride, begin, count, stage + k * distance);
+      for (int k = 0; k < rows; ++k) {
+        const TransformRow of_row = transform.at_row(row[k]);
+        index_type end = count;
+        if constexpr (drops_ends) {
+          if (ends != nullptr) {
+            const index_type kept = impl::end_of_kept(of_row, count);
+            ends[k] = end = std::min(ceil_div(kept, index_type(at_once)) * at_once, count);
+          }
+        }
+        load_transformed(of_row, x[k], x_stride, begin, end, stage + k * distance);
+      }
     }
     static index_type end_of_kept(const void* bound, index_type row, index_type columns) {
       return impl::end_of_kept(static_cast<const Transform*>(bound)->at_row(row), columns);
