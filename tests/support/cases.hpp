@@ -186,6 +186,14 @@ void check(const Exec& exec, const Case& c, bool force_each, const Transform&...
   }
 }
 
+// The logits as they are.
+struct AsTheyAre {
+  template <class Acc>
+  KOKKOS_FUNCTION Acc operator()(Acc value, std::int64_t, std::int64_t) const {
+    return value;
+  }
+};
+
 }  // namespace tests
 
 #endif

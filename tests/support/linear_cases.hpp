@@ -213,14 +213,6 @@ void check_head(
   }
 }
 
-// The logits as they are.
-struct AsTheyAre {
-  template <class Acc>
-  KOKKOS_FUNCTION Acc operator()(Acc value, std::int64_t, std::int64_t) const {
-    return value;
-  }
-};
-
 template <class XS, class WS, class YS, class Exec>
 void check_plain(const Exec& exec, const LinearCase& c, const std::vector<std::int64_t>& rows) {
   check_head<XS, WS, YS>(exec, c, rows, [] { return ks::transform(AsTheyAre{}); });

@@ -144,12 +144,6 @@ TEST_F(SimdTransformedTiles, ContiguousRows) {
 
 // So many transforms that the objects of fewer rows than a tile may have find room, and that none do: what
 // leaves logits as they are changes no bit.
-struct AsTheyAre {
-  template <class Acc>
-  KOKKOS_FUNCTION Acc operator()(Acc value, std::int64_t, std::int64_t) const {
-    return value;
-  }
-};
 template <class Chain>
 constexpr std::size_t bytes_of_row = sizeof(typename decltype(std::declval<const Chain&>().bind(
     std::declval<const ks::impl::BindContext<Exec>&>()))::Row);

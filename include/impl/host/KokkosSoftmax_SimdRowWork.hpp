@@ -87,7 +87,7 @@ class SimdRowWork {
     }
     before->rows = 0;
     for (index_type first = begin; first < end; first += most) {
-      if constexpr (!direct) load_batch(first, *batch);
+      if constexpr (!direct) load_batch(*batch);
       keep_maxima(*batch);
       // Logits that were transformed wait where exponentials are: another batch needs another place.
       Acc* stage = direct || batch->stage != stages ? stages : stages + half;
@@ -270,8 +270,7 @@ class SimdRowWork {
   /// takes at once.
   index_type end_of(const Row& row) const {
     if constexpr (rows_end_early) {
-      const index_type kept = row.transform.end_of_kept(columns_);
-      return std::min(ceil_div(kept, index_type(columns_at_once)) * columns_at_once, columns_);
+      return end_of_looked_at(row.transform.end_of_kept(columns_), columns_at_once, columns_);
     } else {
       return columns_;
     }
@@ -313,7 +312,7 @@ class SimdRowWork {
     }
   }
 
-  void load_batch(index_type first, Batch& batch) const {
+  void load_batch(Batch& batch) const {
     const auto keep_top = [&](int k, index_type end) {
       MaxWork<Acc, StagedValues<Acc>> max(StagedValues<Acc>{batch.stage + k * padded()}, end);
       max.finish();
@@ -321,7 +320,8 @@ class SimdRowWork {
     };
     if constexpr (identity) {
       for (int k = 0; k < batch.rows; ++k) {
-        load_logits(Row(problem_, first + k), 0, columns_, batch.stage + k * padded());
+        load_transformed(BoundIdentity::Row(), batch.x[k], problem_.geometry.x_column_stride, 0, columns_,
+                         batch.stage + k * padded());
         keep_top(k, columns_);
       }
     } else {

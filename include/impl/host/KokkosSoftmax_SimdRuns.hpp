@@ -322,8 +322,8 @@ class SimdRuns : SimdLanes<Problem, operation> {
     for (int l = lanes; l % w != 0; ++l)
       for (int c = 0; c < columns; ++c) v[c * group + l] = -infinity_v<Acc>;
     if constexpr (!identity) {
-      const void* row[group + w];
-      index_type first_column[group + w];
+      const void* row[group];
+      index_type first_column[group];
       int lane = 0;
       for_each_run(g, [&](int run, int b) {
         for (int i = 0; i < neighbours_; ++i, ++lane) {

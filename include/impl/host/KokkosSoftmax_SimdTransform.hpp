@@ -70,6 +70,11 @@ KOKKOSSOFTMAX_HOST_FUNCTION void load_transformed(const TransformRow& of_row, co
   for (index_type i = count; i % w != 0; ++i) stage[i] = -infinity_v<Acc>;
 }
 
+/// Behind the last column of a row that is looked at: what is kept, in whole multiples of `at_once`.
+inline index_type end_of_looked_at(index_type kept, int at_once, index_type columns) {
+  return std::min(ceil_div(kept, index_type(at_once)) * at_once, columns);
+}
+
 /// Objects of many rows wait in this many bytes, of at most so many each; those of larger ones are made
 /// where they are used.
 inline constexpr int bytes_of_row_objects = 128 << 10, most_bytes_of_row_object = 1024;
@@ -234,8 +239,7 @@ class SimdTransform {
         index_type end = count;
         if constexpr (drops_ends) {
           if (ends != nullptr) {
-            const index_type kept = impl::end_of_kept(of_row, count);
-            ends[k] = end = std::min(ceil_div(kept, index_type(at_once)) * at_once, count);
+            ends[k] = end = end_of_looked_at(impl::end_of_kept(of_row, count), at_once, count);
           }
         }
         load_transformed(of_row, x[k], x_stride, begin, end, stage + k * distance);
