@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: The KokkosSoftmax authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows whose columns are not contiguous, on CUDA: tiles of neighbouring rows in registers, and slices of
-// tiles in a ring, copied as boxes of tensors where these lie on boundaries, else by threads.
+// Rows whose columns are not contiguous, on CUDA: tiles of neighbouring rows in registers, one or several in
+// each thread, and slices of tiles in a ring, copied as boxes of tensors where these lie on boundaries, else
+// by threads.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -34,7 +35,12 @@ void expect_implementation(std::int64_t columns, std::int64_t rows, const char* 
   Exec().fence();
 }
 
-// By length and type, never by the number of rows: these do not give each other's bits.
+// Rows enough for several in each thread.
+std::int64_t many_rows() {
+  return std::int64_t(8 * 2048) * Exec().cuda_device_prop().multiProcessorCount;
+}
+
+// By length and type, never by the number of rows, but between the two that give each other's bits.
 TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   const char* const sliced = has_grid_pipelined_tiles() ? "grid_pipelined_tiles" : "strided_rows";
   for (const std::int64_t rows : {1, 2, 33, 256}) {
@@ -52,6 +58,9 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
     expect_implementation<double>(8192, rows, sliced);
     expect_implementation<double>(32769, rows, "strided_rows");
   }
+  expect_implementation<float>(5, many_rows(), "block_per_wide_tile");
+  expect_implementation<bhalf_t>(5, many_rows() + 1, "block_per_wide_tile");
+  expect_implementation<double>(2, many_rows(), "block_per_tile");
 }
 
 // Rows of which some are special, in slices, in a thread's share of one, and as a whole.
@@ -172,6 +181,77 @@ TEST(CudaTiles, DimensionsOfBfloat16) {
   check_dimensions<bhalf_t>();
 }
 
+// Several rows in each thread, which only many rows have unless that is forced: in vectors, in pairs, and off
+// all boundaries, where lanes store what others have, up to the last row and the group's.
+template <class In, class Out>
+void check_wide_tiles() {
+  const ks::ScopedImplementation wide("block_per_wide_tile");
+  for (const std::int64_t columns : {2, 5, 8, 9, 16, 33, 100, 129, 200, 256}) {
+    for (const std::int64_t rows : {1, 2, 7, 64, 77, 130, 512, 520, 1031}) {
+      const std::vector<std::int64_t> extents{columns, rows};
+      const std::vector<int> order{1, 0};
+      Case c = special_case<In>(extents, 0);
+      const auto check_in = [&](const reference::Layout& in, const reference::Layout& out) {
+        c.in = in;
+        c.out = out;
+        check<In, Out, 2>(Exec(), c, false);
+      };
+      const auto dense = reference::ordered(extents, order),
+                 padded = reference::ordered(extents, order, 1, 16, 16),
+                 pairs = reference::ordered(extents, order, 1, 6, 2),
+                 odd = reference::ordered(extents, order, 1, 3, 1);
+      check_in(dense, dense);
+      check_in(padded, padded);
+      check_in(pairs, pairs);
+      check_in(odd, odd);
+      check_in(padded, odd);
+      check_in(odd, pairs);
+      c.in_place = true;
+      check_in(dense, dense);
+    }
+  }
+}
+TEST(CudaTiles, WideOfFloat) {
+  check_wide_tiles<float, float>();
+}
+TEST(CudaTiles, WideOfHalf) {
+  check_wide_tiles<half_t, half_t>();
+}
+TEST(CudaTiles, WideOfBfloat16) {
+  check_wide_tiles<bhalf_t, bhalf_t>();
+}
+TEST(CudaTiles, WideOfBfloat16ToFloat) {
+  check_wide_tiles<bhalf_t, float>();
+}
+
+// The bits of a row alone, which has no other in its thread.
+template <class T>
+void check_bits_of_wide_tiles() {
+  struct Place {
+    std::int64_t rows, distance, offset;
+  };
+  for (auto operation : operations) {
+    for (const std::int64_t columns : {2, 5, 8, 12, 16, 33, 100, 128, 200, 256}) {
+      const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0);
+      EXPECT_STREQ(ks::last_implementation(), "block_per_tile");
+      for (const auto& [rows, distance, offset] :
+           {Place{1, 17, 3}, Place{64, 64, 0}, Place{65, 80, 16}, Place{200, 208, 1}, Place{1031, 1031, 5}}) {
+        const ks::ScopedImplementation wide("block_per_wide_tile");
+        const auto bits = bits_of_first_row<T, Exec>(operation, columns, rows, distance, offset);
+        ASSERT_EQ(bits.size(), alone.size());
+        EXPECT_EQ(std::memcmp(bits.data(), alone.data(), bits.size() * sizeof(T)), 0)
+            << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, "
+            << rows << " rows, " << distance << " apart, offset " << offset;
+      }
+    }
+  }
+}
+TEST(CudaTiles, SameBitsOfWideTiles) {
+  check_bits_of_wide_tiles<float>();
+  check_bits_of_wide_tiles<half_t>();
+  check_bits_of_wide_tiles<bhalf_t>();
+}
+
 template <class T>
 void check_bits() {
   check_bits_of_first_row<T, Exec>({5, 16, 100, 256, 257, 512, 1000, 4097, 4352, 20000});
@@ -259,6 +339,33 @@ TEST(CudaTiles, ReservedForLongerRows) {
   const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), y);
   for (const std::int64_t r : {0, 1, 3999})
     for (const std::int64_t c : {0, 1, 16383}) EXPECT_FLOAT_EQ(host(r, c), 0x1p-14f);
+}
+
+// What was reserved for many rows can be captured for few of them, whose kernel is another one.
+TEST(CudaTiles, ReservedForMoreRows) {
+  const Stream stream;
+  const Exec exec(stream);
+  using View = Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
+  const View more("x", many_rows(), 3), y_of_more("y", many_rows(), 3), few("x", 100, 3),
+      y_of_few("y", 100, 3);
+  ks::reserve(exec, more, y_of_more);
+  exec.fence();
+  const Graph graph(stream, [&] {
+    ks::softmax(exec, few, y_of_few);
+    EXPECT_STREQ(ks::last_implementation(), "block_per_tile");
+    ks::softmax(exec, more, y_of_more);
+    EXPECT_STREQ(ks::last_implementation(), "block_per_wide_tile");
+  });
+  EXPECT_EQ(graph.failure(), "");
+  EXPECT_EQ(graph.nodes(), 2u);
+  graph.launch();
+  exec.fence();
+  const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), y_of_more);
+  const auto host_of_few = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), y_of_few);
+  for (const std::int64_t c : {0, 1, 2}) {
+    EXPECT_FLOAT_EQ(host(many_rows() - 1, c), 1.0f / 3);
+    EXPECT_FLOAT_EQ(host_of_few(99, c), 1.0f / 3);
+  }
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace KokkosSoftmax::impl {
 template <int columns_of_thread, int rows_of_lane, class Problem>
 __global__ void __launch_bounds__(512, 2) block_per_tile_kernel(const __grid_constant__ Problem problem) {
   using Mine = PartOfTile<columns_of_thread, rows_of_lane, Problem>;
-  using Result = typename Mine::Result;
+  using Result = ResultOfWholeRow<Problem>;
   using Acc = typename Problem::Acc;
   extern __shared__ uint4 shared_of_tile[];
   grid_dependency_wait();
@@ -43,14 +43,14 @@ __global__ void __launch_bounds__(512, 2) block_per_tile_kernel(const __grid_con
     Mine::maxima(mine.top(), max);
 #pragma unroll
     for (int v = 0; v < rows_of_lane; ++v)
-      result[v] = Result(problem.operation, Mine::Part::share(max[v], mine.sum(max[v], v, softmax)));
+      result[v] = Result(problem.operation, max[v], mine.sum(max[v], v, softmax));
   } else {
     const SharedTile<rows_of_lane, Problem> shared(shared_of_tile, lanes, slots);
     auto* const results = reinterpret_cast<Result*>(shared.tops + slots * lanes);
     shared.reduce(
         mine, softmax, lane, lanes, slot, slots, max, [] { __syncthreads(); },
-        [&](int row, const PartialSoftmax<Acc>& partial) {
-          results[row] = Result(problem.operation, partial);
+        [&](int row, Acc top, const ShareSum<Acc>& sum) {
+          results[row] = Result(problem.operation, top, sum);
         });
     __syncthreads();
 #pragma unroll
@@ -229,14 +229,33 @@ struct BlockPerTile {
   template <class Exec, class Problem>
   static void reserve(const Exec&, const Problem&) {}
 
- private:
-  static constexpr int fewest_lanes = 32, usual_threads = 256, most_threads = 512;
   /// Columns of a thread; of the shortest rows. (One H100, fraction of a copy with 16 and 32: float 16
   /// columns 0.948 and 0.934, 64 0.91 both, 256 0.900 and 0.891, bfloat16 16 0.93 and 0.88, 100 0.83 and
   /// 0.77, 200 0.78 and 0.71, 256 0.87 and 0.88.)
   static constexpr int usual_columns = 16, fewest_columns = 8;
+
+  /// Of a block, where there are many rows of so many columns.
+  static int threads(index_type columns) {
+    const int slots = slots_of<usual_columns>(columns);
+    return slots * lanes_of(slots, most_threads * many_blocks);
+  }
+
+ private:
+  static constexpr int fewest_lanes = 32, usual_threads = 256, most_threads = 512;
   /// Blocks below which they have no more lanes than they need.
   static constexpr index_type many_blocks = 1024;
+
+  template <int columns_of_thread>
+  static int slots_of(index_type columns) {
+    return static_cast<int>(
+        std::min<index_type>(ceil_div(columns, columns_of_thread), most_threads / fewest_lanes));
+  }
+  static int lanes_of(int slots, index_type all_lanes) {
+    int lanes = 2 * fewest_lanes * slots <= most_threads ? 2 * fewest_lanes : fewest_lanes;
+    while (2 * lanes * slots <= usual_threads && all_lanes >= 2 * lanes * many_blocks) lanes *= 2;
+    while (lanes > 1 && lanes / 2 >= all_lanes) lanes /= 2;
+    return lanes;
+  }
 
   template <int rows_of_lane, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem) {
@@ -253,12 +272,8 @@ struct BlockPerTile {
 
   template <int columns, int rows_of_lane, class Problem>
   static void launch_by(const Kokkos::Cuda& exec, const Problem& problem) {
-    const index_type all_lanes = ceil_div(problem.geometry.rows, rows_of_lane);
-    const auto slots = static_cast<int>(
-        std::min<index_type>(ceil_div(problem.geometry.columns, columns), most_threads / fewest_lanes));
-    int lanes = 2 * fewest_lanes * slots <= most_threads ? 2 * fewest_lanes : fewest_lanes;
-    while (2 * lanes * slots <= usual_threads && all_lanes >= 2 * lanes * many_blocks) lanes *= 2;
-    while (lanes > 1 && lanes / 2 >= all_lanes) lanes /= 2;
+    const int slots = slots_of<columns>(problem.geometry.columns);
+    const int lanes = lanes_of(slots, ceil_div(problem.geometry.rows, rows_of_lane));
     const int rows_of_tile = lanes * rows_of_lane;
     constexpr bool transforms = transforms_pairs<Problem>;
     using Acc = typename Problem::Acc;
@@ -269,7 +284,7 @@ struct BlockPerTile {
       shared_bytes = static_cast<std::size_t>(SharedTile<rows_of_lane, Problem>::bytes(lanes, slots));
     }
     if (shared_bytes > 0)
-      shared_bytes += static_cast<std::size_t>(rows_of_tile) * sizeof(ResultOfTileRow<Problem>);
+      shared_bytes += static_cast<std::size_t>(rows_of_tile) * sizeof(ResultOfWholeRow<Problem>);
     const auto launch_with = [&](auto kernel, const auto&... arguments) {
       static const bool early = has_grid_dependency_wait(kernel);
       launch_labelled(exec, kernel_label(problem.operation, name), [&] {

@@ -300,7 +300,8 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
     const SharedTile<rows_of_lane, Problem> of_tile(shared.sums, Block::lanes, Block::slots);
     of_tile.reduce(
         mine, softmax, lane, Block::lanes, slot_of_thread, Block::slots, max, [] { barrier(); },
-        [&](int row, const PartialSoftmax<Acc>& partial) {
+        [&](int row, Acc top, const ShareSum<Acc>& sum) {
+          const PartialSoftmax<Acc> partial = Mine::Part::share(top, sum);
           Words::publish(this->words(slice.tile, slice.slice) + row, partial, tag);
           shared.maxima[slot][row] = partial.max;
         });

@@ -19,6 +19,13 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
   return y;
 }
 
+/// lg2.approx.ftz.f32 ("Floating Point Instructions: lg2"): log2(x) to 2^-22, between 0.5 and 2 absolute.
+__device__ __forceinline__ float lg2_approx_ftz(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// max.NaN.f32 ("Floating Point Instructions: max"): NaN where one of the two is NaN.
 __device__ __forceinline__ float max_nan(float a, float b) {
   float c;

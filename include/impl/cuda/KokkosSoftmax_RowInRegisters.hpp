@@ -151,12 +151,6 @@ using RegistersOf = std::conditional_t<
                         !only_drops<typename Problem::Transform>>,
         RowRegisters<typename Problem::In, typename Problem::Out, vectors, irregular>>>;
 
-/// The sum of a row with this maximum: one that holds NaN or +inf has that.
-template <class Acc>
-__device__ Acc sum_or_special(Acc max, Acc sum) {
-  return max <= largest_v<Acc> ? sum : max;
-}
-
 /// From the logits in the registers of a row's threads to its outputs. `load` brings them there, see
 /// RowRegisters. `Reduce` gives every thread of the row the maximum and the sum over its threads, in an order
 /// that depends on the length alone; `store` is given what makes an output of what the registers hold then.
@@ -1079,21 +1073,6 @@ bool lies_anywhere(const Problem& problem) {
   const bool writes_rows = problem.operation != Operation::logsumexp;
   return alignment.x % 16 != 0 || problem.geometry.columns % 8 != 0 ||
          (writes_rows && alignment.difference % 16 != 0);
-}
-
-template <auto kernel, class... Arguments>
-void launch_with_shared(const Kokkos::Cuda& exec, const std::string& label, index_type blocks, int threads,
-                        int bytes, const Arguments&... arguments) {
-  constexpr int always_allowed = 40 * 1024;  // beside what a kernel declares
-  if (bytes > always_allowed) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "cudaFuncSetAttribute");
-  }
-  static const bool early = has_grid_dependency_wait(kernel);
-  launch_labelled(exec, label, [&] {
-    launch_kernel(exec, kernel, early, static_cast<unsigned>(std::max<index_type>(1, blocks)), threads,
-                  static_cast<std::size_t>(bytes), arguments...);
-  });
 }
 
 /// Launches one of these kernels with `image_bytes` of shared memory where rows have to be shifted.

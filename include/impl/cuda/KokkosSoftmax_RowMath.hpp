@@ -69,6 +69,12 @@ __device__ Acc finite_maximum(Acc max) {
   return Kokkos::fmin(Kokkos::fmax(max, -largest_v<Acc>), largest_v<Acc>);
 }
 
+/// The sum of a row with this maximum: one that holds NaN or +inf has that.
+template <class Acc>
+__device__ Acc sum_or_special(Acc max, Acc sum) {
+  return max <= largest_v<Acc> ? sum : max;
+}
+
 /// Floats as integers of the same order, those of NaN above all (as max.NaN makes them), and back.
 __device__ inline int in_integer_order(float value) {
   const int bits = bits_as<int>(value);
@@ -278,6 +284,22 @@ void launch_labelled(const Kokkos::Cuda& exec, const std::string& label, const L
   launch();
   check_cuda(cudaPeekAtLastError(), label.c_str());
   if (watched) Kokkos::Tools::endParallelFor(id);
+}
+
+/// Launches a kernel that begins with grid_dependency_wait(), with so much shared memory a block.
+template <auto kernel, class... Arguments>
+void launch_with_shared(const Kokkos::Cuda& exec, const std::string& label, index_type blocks, dim3 threads,
+                        int bytes, const Arguments&... arguments) {
+  constexpr int always_allowed = 40 * 1024;  // beside what a kernel declares
+  if (bytes > always_allowed) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "cudaFuncSetAttribute");
+  }
+  static const bool early = has_grid_dependency_wait(kernel);
+  launch_labelled(exec, label, [&] {
+    launch_kernel(exec, kernel, early, static_cast<unsigned>(std::max<index_type>(1, blocks)), threads,
+                  static_cast<std::size_t>(bytes), arguments...);
+  });
 }
 
 }  // namespace KokkosSoftmax::impl

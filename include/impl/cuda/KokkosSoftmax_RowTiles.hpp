@@ -42,6 +42,49 @@ using ReducedAs =
 template <class Problem>
 using ResultOfTileRow = SlicedRowResult<ReducedAs<Problem>>;
 
+/// The same of a row that a tile has whole. Its exponentials, uncorrected, have in common what they would be
+/// corrected by, which cancels out of a softmax that is made of them.
+template <class Problem>
+struct ResultOfWholeRow : ResultOfTileRow<Problem> {
+  using Base = ResultOfTileRow<Problem>;
+  using Acc = typename Problem::Acc;
+  using Part = PartOfSlice<ReducedAs<Problem>>;
+
+  ResultOfWholeRow() = default;
+  /// `max` is at least -largest.
+  __device__ ResultOfWholeRow(Operation operation, Acc max, const ShareSum<Acc>& sum) {
+    if constexpr (std::is_same_v<Acc, float>) {
+      const float finite = finite_maximum(max), uncorrected = sum.sum.rounded();
+      if (operation == Operation::softmax && Base::keeps_exponentials) {
+        set(operation, finite, sum_or_special(max, uncorrected));
+      } else {
+        const float total = sum_or_special(max, uncorrected * Part::correction_below(max));
+        if (operation == Operation::softmax && Base::sum_in_exponent) {
+          this->max = finite;
+          this->factor = 0;
+          this->log_sum = total == 0                  ? 0.0f
+                          : total < infinity_v<float> ? lg2_approx_ftz(total)
+                                                      : nan_v<float>;
+          this->operation = operation;
+        } else {
+          set(operation, finite, total);
+        }
+      }
+    } else {
+      Base::operator=(Base(operation, Part::share(max, sum)));
+    }
+  }
+  __device__ Acc factor_of_share(Acc max) const {
+    if constexpr (std::is_same_v<Acc, float>) return this->factor;
+    return Base::factor_of_share(max);
+  }
+
+ private:
+  __device__ void set(Operation operation, float max, float sum) {
+    RowResult<float>::operator=(RowResult<float>(operation, MaxSum<float>{max, sum}));
+  }
+};
+
 /// Whether a thread takes rows of 16 bits in pairs.
 template <class Problem>
 inline constexpr bool takes_pairs = PartOfSlice<ReducedAs<Problem>>::packed;
@@ -228,8 +271,8 @@ struct PartOfTile {
   using Put = std::conditional_t<puts_pairs, unsigned, Out>;
 
   /// put(k, row, output) for the first `count` columns, of rows whose maxima in the tile these were.
-  template <class PutOutput>
-  __device__ void for_outputs(Operation operation, const Acc (&max)[rows], const Result (&result)[rows],
+  template <class ResultOfRow, class PutOutput>
+  __device__ void for_outputs(Operation operation, const Acc (&max)[rows], const ResultOfRow (&result)[rows],
                               int count, const PutOutput& put) {
 #pragma unroll
     for (int v = 0; v < rows; ++v) {
@@ -245,8 +288,9 @@ struct PartOfTile {
   }
 
   /// The same to y.
+  template <class ResultOfRow>
   __device__ void write(const Problem& problem, const Place& place, const Acc (&max)[rows],
-                        const Result (&result)[rows]) {
+                        const ResultOfRow (&result)[rows]) {
     const RowGeometry& g = problem.geometry;
     char* const y =
         reinterpret_cast<char*>(problem.y + place.row(g).y_offset + place.first_column * g.y_column_stride);
@@ -363,7 +407,7 @@ struct SharedTile {
         tops(reinterpret_cast<Held*>(maxima + lanes * rows_of_lane)) {}
 
   /// Reduces what the threads have of the rows; `max` becomes their maxima in the tile. with_row(row,
-  /// partial) by one thread for each row. barrier() is one of all threads.
+  /// maximum, sum) by one thread for each row. barrier() is one of all threads.
   template <int columns, class Barrier, class WithRow>
   __device__ void reduce(PartOfTile<columns, rows_of_lane, Problem>& mine, bool softmax, int lane, int lanes,
                          int slot, int slots, Acc (&max)[rows_of_lane], const Barrier& barrier,
@@ -386,14 +430,14 @@ struct SharedTile {
       ShareSum<Acc> sum = sums[row];
 #pragma unroll 8
       for (int t = 1; t < slots; ++t) sum.join(sums[t * rows + row]);
-      with_row(row, Mine::Part::share(maxima[row], sum));
+      with_row(row, maxima[row], sum);
     }
   }
 };
 
-template <int columns, int rows, class Problem>
+template <int columns, int rows, class Problem, class Result>
 __device__ void write_logsumexp(const Problem& problem, const PlaceInTile<columns, rows>& place,
-                                const ResultOfTileRow<Problem> (&result)[rows]) {
+                                const Result (&result)[rows]) {
   if (!place.exists(problem.geometry)) return;
 #pragma unroll
   for (int v = 0; v < rows; ++v)

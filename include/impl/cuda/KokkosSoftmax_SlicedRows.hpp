@@ -192,6 +192,16 @@ struct PartOfSlice {
     return Exponential(base(max));
   }
 
+  /// What sums of these have to be multiplied by.
+  __device__ static Acc correction_below(Acc max) {
+    const Exponential exponential = exponential_below(max);
+    if constexpr (packed) {
+      return exponential.correction(base(max));
+    } else {
+      return exponential.correction;
+    }
+  }
+
   /// Adds the exponentials, each of which each(i, exponential) sees. `subtracted`: see ExponentialBelow.
   template <bool subtracted = packed, class Each>
   __device__ void add_to(ShareSum<Acc>& sum, const Exponential& exponential, const Each& each) const {
@@ -228,12 +238,7 @@ struct PartOfSlice {
   /// The (max, sum) of a whole share.
   __device__ static PartialSoftmax<Acc> share(Acc max, const ShareSum<Acc>& sum) {
     PartialSoftmax<Acc> result{finite_maximum(max), sum.exact()};
-    const Exponential exponential = exponential_below(max);
-    if constexpr (packed) {
-      result.sum.scale(exponential.correction(base(max)));
-    } else {
-      result.sum.scale(exponential.correction);
-    }
+    result.sum.scale(correction_below(max));
     if (max != result.max) result.sum = ExactSum<Acc>::of(max != max ? nan_v<Acc> : infinity_v<Acc>);
     return result;
   }
