@@ -1119,6 +1119,13 @@ inline constexpr int operands_of = [] {
   }
 }();
 
+/// Whether a bound transform is a chain that is known at run time alone: it calls a function, around which
+/// rows would not stay in registers.
+template <class Bound>
+inline constexpr bool is_known_at_run_time = requires(const Bound& bound) {
+  bound.with_rows_from(index_type(0));
+};
+
 /// A row's object with what `map` makes of each of its operands with a value for each logit: one that gives
 /// the same values from another place.
 template <class RowStage, class Map>

@@ -110,6 +110,18 @@ std::vector<T> bits_of_first_row(Operation operation, std::int64_t columns, std:
   return bits;
 }
 
+// That it has these where others lie beside it.
+template <class T, class Exec, class... Transform>
+void expect_bits_of_first_row(const std::vector<T>& expected, Operation operation, std::int64_t columns,
+                              std::int64_t rows, std::int64_t distance, std::int64_t offset,
+                              const Transform&... transform) {
+  const auto bits = bits_of_first_row<T, Exec>(operation, columns, rows, distance, offset, transform...);
+  ASSERT_EQ(bits.size(), expected.size());
+  EXPECT_EQ(std::memcmp(bits.data(), expected.data(), bits.size() * sizeof(T)), 0)
+      << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, " << rows
+      << " rows, " << distance << " apart, offset " << offset << ", ran " << ks::last_implementation();
+}
+
 // Whatever lies beside it and however it is copied.
 template <class T, class Exec, class... Transform>
 void check_bits_of_first_row(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
@@ -117,12 +129,7 @@ void check_bits_of_first_row(const std::vector<std::int64_t>& lengths, const Tra
     for (const auto columns : lengths) {
       const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0, transform...);
       const auto same = [&](std::int64_t rows, std::int64_t distance, std::int64_t offset) {
-        const auto bits =
-            bits_of_first_row<T, Exec>(operation, columns, rows, distance, offset, transform...);
-        ASSERT_EQ(bits.size(), alone.size());
-        EXPECT_EQ(std::memcmp(bits.data(), alone.data(), bits.size() * sizeof(T)), 0)
-            << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, "
-            << rows << " rows, " << distance << " apart, offset " << offset;
+        expect_bits_of_first_row<T, Exec>(alone, operation, columns, rows, distance, offset, transform...);
       };
       same(1, 17, 3);
       same(2, 2, 0);
@@ -133,6 +140,36 @@ void check_bits_of_first_row(const std::vector<std::int64_t>& lengths, const Tra
       same(520, 520, 0);
     }
   }
+}
+
+// Of a row alone, which has no other in its thread, where threads have several.
+template <class T, class Exec, class... Transform>
+void check_bits_of_wide_tiles(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
+  for (auto operation : operations) {
+    for (const auto columns : lengths) {
+      const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0, transform...);
+      EXPECT_STREQ(ks::last_implementation(), "block_per_tile");
+      const ks::ScopedImplementation wide("block_per_wide_tile");
+      const auto same = [&](std::int64_t rows, std::int64_t distance, std::int64_t offset) {
+        expect_bits_of_first_row<T, Exec>(alone, operation, columns, rows, distance, offset, transform...);
+      };
+      same(1, 17, 3);
+      same(64, 64, 0);
+      same(65, 80, 16);
+      same(200, 208, 1);
+      same(1031, 1031, 5);
+    }
+  }
+}
+
+// By the library's choice and, where they can, with several rows in each thread; how many times they could.
+template <class In, class Out, int rank, class Exec, class... Transform>
+int check_tiles(const Exec& exec, const Case& c, const Transform&... transform) {
+  check<In, Out, rank>(exec, c, false, transform...);
+  int wide = 0;
+  for (auto operation : operations)
+    wide += run_case<In, Out, rank>(exec, operation, c, "block_per_wide_tile", transform...);
+  return wide;
 }
 
 }  // namespace tests

@@ -211,6 +211,25 @@ void check_wide_tiles() {
     }
   }
 }
+// Rows of two dimensions, of which a thread has some that are neighbours.
+template <class T>
+void check_dimensions_of_wide_tiles() {
+  const ks::ScopedImplementation wide("block_per_wide_tile");
+  for (const std::int64_t columns : {3, 21, 200}) {
+    for (const std::int64_t inner : {8, 64, 200}) {
+      Case c = special_case<T>({3, columns, inner}, 1);
+      check<T, T, 3>(Exec(), c, false);
+      c = special_case<T>({2, 3, columns, inner}, 2);
+      c.in = reference::Layout{c.extents, {3 * columns * 208 + 4096, columns * 208 + 16, 208, 1}, 16};
+      c.out = reference::Layout{c.extents, {3 * columns * inner, inner, 3 * inner, 1}, 0};
+      check<T, T, 4>(Exec(), c, false);
+    }
+  }
+}
+TEST(CudaTiles, DimensionsOfWideTiles) {
+  check_dimensions_of_wide_tiles<float>();
+  check_dimensions_of_wide_tiles<bhalf_t>();
+}
 TEST(CudaTiles, WideOfFloat) {
   check_wide_tiles<float, float>();
 }
@@ -224,32 +243,11 @@ TEST(CudaTiles, WideOfBfloat16ToFloat) {
   check_wide_tiles<bhalf_t, float>();
 }
 
-// The bits of a row alone, which has no other in its thread.
-template <class T>
-void check_bits_of_wide_tiles() {
-  struct Place {
-    std::int64_t rows, distance, offset;
-  };
-  for (auto operation : operations) {
-    for (const std::int64_t columns : {2, 5, 8, 12, 16, 33, 100, 128, 200, 256}) {
-      const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0);
-      EXPECT_STREQ(ks::last_implementation(), "block_per_tile");
-      for (const auto& [rows, distance, offset] :
-           {Place{1, 17, 3}, Place{64, 64, 0}, Place{65, 80, 16}, Place{200, 208, 1}, Place{1031, 1031, 5}}) {
-        const ks::ScopedImplementation wide("block_per_wide_tile");
-        const auto bits = bits_of_first_row<T, Exec>(operation, columns, rows, distance, offset);
-        ASSERT_EQ(bits.size(), alone.size());
-        EXPECT_EQ(std::memcmp(bits.data(), alone.data(), bits.size() * sizeof(T)), 0)
-            << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, "
-            << rows << " rows, " << distance << " apart, offset " << offset;
-      }
-    }
-  }
-}
 TEST(CudaTiles, SameBitsOfWideTiles) {
-  check_bits_of_wide_tiles<float>();
-  check_bits_of_wide_tiles<half_t>();
-  check_bits_of_wide_tiles<bhalf_t>();
+  const std::vector<std::int64_t> lengths{2, 5, 8, 12, 16, 33, 100, 128, 200, 256};
+  check_bits_of_wide_tiles<float, Exec>(lengths);
+  check_bits_of_wide_tiles<half_t, Exec>(lengths);
+  check_bits_of_wide_tiles<bhalf_t, Exec>(lengths);
 }
 
 template <class T>

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Transforms of rows whose columns are not contiguous, on CUDA: in tiles of neighbouring rows, in registers
-// and in a ring, copied as boxes of tensors, in pairs of 16 bits and one by one.
+// (one or several of a thread) and in a ring, copied as boxes of tensors, in pairs of 16 bits and one by one.
 #include <cstring>
 #include <string>
 #include <vector>
@@ -27,13 +27,15 @@ void check_chain(Case c) {
   c.chain = {reference::scale(acc, -0.7), reference::mask([keep](Position p) { return keep(p) != 0; }),
              reference::bias(acc, o.bias.at(c)), reference::temperature(acc, o.temperatures),
              reference::bias(acc, o.of_column.at(c))};
+  int wide = 0;
   const auto rank2 = [&](const Case& laid_out) {
-    check<In, Out, 2>(
-        Exec(), laid_out, false,
+    wide += check_tiles<In, Out, 2>(
+        Exec(), laid_out,
         ks::scale(-0.7) | ks::mask(o.keep.template view<2>()) | ks::bias(o.bias.template view<2>()) |
             ks::temperature(o.temperature.template view<1>()) | ks::bias(o.of_column.template view<1>()));
   };
   for_tile_layouts(c, rank2);
+  EXPECT_EQ(wide > 0, c.extents[0] <= 256 && scalar_of<Out> != Scalar::float64);
 }
 
 template <class In, class Out>
@@ -70,7 +72,7 @@ void check_positions() {
       auto c = tile_case(scalar_of<T>, {3, columns, inner}, 1);
       c.chain = {ripple(acc), reference::causal(1)};
       for_tile_layouts(c, [&](const Case& laid_out) {
-        check<T, T, 3>(Exec(), laid_out, false, ks::transform(Ripple{}) | ks::causal(1));
+        check_tiles<T, T, 3>(Exec(), laid_out, ks::transform(Ripple{}) | ks::causal(1));
       });
     }
   }
@@ -93,11 +95,11 @@ void check_masks_and_sums() {
       const auto keep = o.keep.at(c);
       c.chain = {reference::mask([keep](Position p) { return keep(p) != 0; })};
       for_tile_layouts(c, [&](const Case& laid_out) {
-        check<T, T, 2>(Exec(), laid_out, false, ks::mask(o.keep.template view<2>()));
+        check_tiles<T, T, 2>(Exec(), laid_out, ks::mask(o.keep.template view<2>()));
       });
       c.chain = {reference::bias(acc, o.bias.at(c))};
       for_tile_layouts(c, [&](const Case& laid_out) {
-        check<T, T, 2>(Exec(), laid_out, false, ks::bias(o.bias.template view<2>()));
+        check_tiles<T, T, 2>(Exec(), laid_out, ks::bias(o.bias.template view<2>()));
       });
     }
   }
@@ -134,6 +136,8 @@ template <class T>
 void check_bits() {
   for (const std::int64_t columns : {5, 16, 100, 256, 257, 1000, 4352})
     check_bits_of_first_row<T, Exec>({columns}, ks::transform(Ripple{}) | ks::causal(columns / 2));
+  for (const std::int64_t columns : {5, 16, 100, 256})
+    check_bits_of_wide_tiles<T, Exec>({columns}, ks::transform(Ripple{}) | ks::causal(columns / 2));
 }
 TEST(CudaTransformedTiles, SameBitsOfFloat) {
   check_bits<float>();

@@ -126,17 +126,13 @@ struct TransformedLogits {
 };
 
 /// Whether a block may have rows one after the other, each read while the one before it is computed, in a
-/// kernel for whole rows alone: logits of float with a transform that may be the same for all rows. (One that
-/// is known at run time alone calls a function, around which two rows would not stay in registers.)
+/// kernel for whole rows alone: logits of float with a transform that may be the same for all rows.
 template <class Problem>
 inline constexpr bool may_have_rows_in_turn = [] {
   using Transform = typename Problem::Transform;
   return std::is_same_v<typename Problem::In, float> && !std::is_same_v<Transform, BoundIdentity> &&
-         requires(const Transform& t) {
+         !is_known_at_run_time<Transform> && requires(const Transform& t) {
     t.has_rows_alike();
-  }
-  &&!requires(const Transform& t) {
-    t.with_rows_from(index_type(0));
   };
 }();
 

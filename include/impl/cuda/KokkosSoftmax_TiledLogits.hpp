@@ -423,15 +423,12 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
 struct TiledLogits {
   static constexpr const char* name = "tiled_logits";
 
-  /// (One that is known at run time alone calls a function, around which logits would not stay in registers.)
   template <class Exec, class Problem>
   static constexpr bool supports = [] {
     if constexpr (may_be_by_address<Problem> && !is_packed<Problem> &&
                   row_in_registers_supports<Exec, Problem>) {
       return operands_of<typename Problem::Transform> <= TiledLogitsCall<Problem>::most_operands &&
-             !requires(const typename Problem::Transform& t) {
-        t.with_rows_from(index_type(0));
-      };
+             !is_known_at_run_time<typename Problem::Transform>;
     } else {
       return false;
     }
