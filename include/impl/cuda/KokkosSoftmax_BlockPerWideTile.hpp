@@ -454,15 +454,19 @@ struct BlockPerWideTile {
     if (is_16_bit && columns > WideTile<Problem>::columns && columns <= BlockPerTile::usual_columns)
       return "a thread can have all columns of a row";
     if constexpr (WideTile<Problem>::rows_of_part == 1) {
-      // (A bias for all rows, float 5 columns 0.34 and 0.71, 100 0.76 and 0.82, but 16 0.92 and 0.84, and
-      // where they begin anywhere 5 0.34 and 0.59, 33 0.74 and 0.68. Bfloat16 with a factor 5 columns 0.24
-      // and 0.51, 16 0.73 and 0.68, 64 0.63 and 0.69, 256 0.54 and 0.65; where they begin anywhere 5 0.24 and
-      // 0.44, 33 0.51 and 0.45, 256 0.44 and 0.43, with a bias for all rows 0.44 and 0.36.)
+      // (Float with a bias for all rows 5 columns 0.34 and 0.71, 100 0.76 and 0.82, but 16 0.92 and 0.84,
+      // where they begin anywhere 5 0.34 and 0.59, 33 0.74 and 0.68; with one as large as x, of which a
+      // thread's rows are read one by one, 100 0.93 and 0.76; with a temperature 100 columns that begin
+      // anywhere 0.60, with a factor 0.71 and 0.86. Bfloat16 with a factor 5 columns 0.24 and 0.51, 16 0.73
+      // and 0.68, 64 0.63 and 0.69, 256 0.54 and 0.65; where they begin anywhere 5 0.24 and 0.44, 33 0.51 and
+      // 0.45, 256 0.44 and 0.43, with a bias for all rows 0.44 and 0.36.)
       constexpr bool has_operands = operands_of<typename Problem::Transform> != 0;
-      if (!vectors && columns > WideTile<Problem>::columns && (has_operands || is_16_bit))
+      const bool takes_more =
+          is_16_bit ? !vectors : has_operands || (!vectors && !rows_are_alike(problem.transform));
+      if (takes_more && columns > WideTile<Problem>::columns)
         return "a row in each thread takes fewer instructions";
-      if (vectors && !is_16_bit && (has_operands || writes_rows) &&
-          columns % BlockPerTile::usual_columns == 0 && fills_multiprocessor(BlockPerTile::threads(columns)))
+      if (vectors && !is_16_bit && writes_rows && columns % BlockPerTile::usual_columns == 0 &&
+          fills_multiprocessor(BlockPerTile::threads(columns)))
         return "threads with a row each fill multiprocessors";
     }
     return {};
