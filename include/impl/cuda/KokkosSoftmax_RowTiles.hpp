@@ -5,13 +5,12 @@
 /// What the CUDA kernels for rows whose columns are not contiguous have in common (another axis than the last
 /// one of LayoutRight, the last one of LayoutLeft). Neighbouring rows go to neighbouring lanes. A tile is so
 /// many rows and columns as a block has at a time; a thread has some columns of it, one behind the other, of
-/// a row, or, of 16 bits, of two neighbours, which come as a pair.
+/// a row, or, of 16 bits, of two neighbours, which come as a pair, or of several of these.
 ///
 /// A row's maximum is exact, and its sum of exponentials formed of a few columns each, which their indices
 /// decide, in fixed point (ShareSum; double: in the order of columns): how many lanes and threads there are
 /// moves no bits. What a transform makes of logits is summed in the same way whatever it is, so that a chain
-/// that is known at run time gives the bits of one that is known before. (Columns of no more than one row are
-/// in a thread's registers then.)
+/// that is known at run time gives the bits of one that is known before.
 
 #ifndef KOKKOSSOFTMAX_ROWTILES_HPP
 #define KOKKOSSOFTMAX_ROWTILES_HPP
