@@ -1261,6 +1261,27 @@ KOKKOS_FORCEINLINE_FUNCTION void transform_neighbours(const TransformRow& row, A
   }
 }
 
+/// What of some vectors a transform keeps; -inf is dropped from the beginning. (Not by the mask's operator!,
+/// for which Kokkos 4.5 asks each time whether a static one has been made, nor by !=, which is false of NaN.)
+template <class Ops, int count>
+struct KeptOfVectors {
+  using Vector = typename Ops::Vector;
+  typename Ops::Mask kept[count], is_dropped[count];
+
+  explicit KeptOfVectors(const Vector (&value)[count]) {
+    const Vector dropped(-infinity_v<typename Ops::Acc>);
+    for (int i = 0; i < count; ++i) {
+      is_dropped[i] = value[i] == dropped;
+      kept[i] = typename Ops::Mask(true);
+    }
+  }
+  void drop_others(Vector (&value)[count]) const {
+    const Vector dropped(-infinity_v<typename Ops::Acc>);
+    for (int i = 0; i < count; ++i)
+      value[i] = Ops::select(is_dropped[i], dropped, Ops::select(kept[i], value[i], dropped));
+  }
+};
+
 /// How many vectors a transform's row object takes at a time: more than one where it has to find out what to
 /// do.
 template <class TransformRow>
@@ -1271,30 +1292,28 @@ template <class Ops, int count, class TransformRow>
 [[gnu::always_inline]] inline void transform_vectors(const TransformRow& row,
                                                      typename Ops::Vector (&value)[count],
                                                      index_type column) {
-  const typename Ops::Vector dropped(-infinity_v<typename Ops::Acc>);
-  typename Ops::Mask kept[count];
-  for (int i = 0; i < count; ++i) kept[i] = !(value[i] == dropped);  // Kokkos' != is false of NaN
+  KeptOfVectors<Ops, count> lanes(value);
+  auto& kept = lanes.kept;
   if constexpr (vectors_at_once < TransformRow >> 1) {
     row.template on_vectors<Ops>(value, kept, column);
   } else {
     for (int i = 0; i < count; ++i) row.template on_vector<Ops>(value[i], kept[i], column + i * Ops::width);
   }
-  for (int i = 0; i < count; ++i) value[i] = Ops::select(kept[i], value[i], dropped);
+  lanes.drop_others(value);
 }
 
 /// The same of the lanes of a stage_of_lanes, a vector of them in each column from `column` on.
 template <class Ops, int count, class Lanes>
 [[gnu::always_inline]] inline void transform_lanes(const Lanes& lanes, typename Ops::Vector (&value)[count],
                                                    index_type column) {
-  const typename Ops::Vector dropped(-infinity_v<typename Ops::Acc>);
-  typename Ops::Mask kept[count];
-  for (int i = 0; i < count; ++i) kept[i] = !(value[i] == dropped);
+  KeptOfVectors<Ops, count> keeps(value);
+  auto& kept = keeps.kept;
   if constexpr (requires { lanes.template on_columns<Ops>(value, kept, column); }) {
     lanes.template on_columns<Ops>(value, kept, column);
   } else {
     for (int i = 0; i < count; ++i) lanes.template on_vector<Ops>(value[i], kept[i], column + i);
   }
-  for (int i = 0; i < count; ++i) value[i] = Ops::select(kept[i], value[i], dropped);
+  keeps.drop_others(value);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -209,6 +209,15 @@ struct BoundAnyChain {
       return end;
     }
 
+    /// Whether a step has a value for each column.
+    bool reads_columns() const {
+      constexpr auto bit = [](std::int32_t kind) { return std::uint32_t(1) << kind; };
+      constexpr std::uint32_t none = bit(KOKKOSSOFTMAX_SCALE) | bit(KOKKOSSOFTMAX_TEMPERATURE) |
+                                     bit(KOKKOSSOFTMAX_CAUSAL) | bit(KOKKOSSOFTMAX_GELU_ERF) |
+                                     bit(KOKKOSSOFTMAX_GELU_TANH) | bit(KOKKOSSOFTMAX_RELU);
+      return (chain->kinds & ~none) != 0;
+    }
+
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
       Acc values[1] = {value};

@@ -30,6 +30,17 @@ template <class Ops, class TransformRow>
   return value[0];
 }
 
+/// Whether a row's object may be asked for columns that are not of the row: what it is by type or, of a chain
+/// that is known at run time alone, by its steps.
+template <class TransformRow>
+bool takes_columns_behind(const TransformRow& row) {
+  if constexpr (requires { row.reads_columns(); }) {
+    return !row.reads_columns();
+  } else {
+    return takes_any_column<TransformRow>;
+  }
+}
+
 /// `count` logits of a row of any stride, from column `begin` on, which is at x, through the transform to
 /// `stage`, filled up with -inf to whole vectors.
 template <class In, class Acc, class TransformRow>
@@ -38,12 +49,15 @@ KOKKOSSOFTMAX_HOST_FUNCTION void load_transformed(const TransformRow& of_row, co
                                                   Acc* __restrict__ stage) {
   using Ops = SimdOps<Acc>;
   constexpr int w = Ops::width;
-  // A copy: loops vectorise where nothing that they read could be changed by what they write.
-  const TransformRow transform = of_row;
+  // A copy: loops vectorise where nothing that they read could be changed by what they write. (But not of a
+  // chain known at run time, whose functions are called anyway: it has just been made, in small parts.)
+  const std::conditional_t<(vectors_at_once<TransformRow> > 1), const TransformRow&, TransformRow> transform =
+      of_row;
   if (x_stride == 1) {
     index_type i = 0;
     if constexpr (goes_on_vectors<TransformRow, Ops>) {
-      const auto transform_next = [&]<int vectors>(std::integral_constant<int, vectors>) {
+      const auto transform_next = [&]<int vectors>(std::integral_constant<int, vectors>)
+          __attribute__((always_inline)) {
         for (; i + vectors * w <= count; i += vectors * w) {
           typename Ops::Vector value[vectors];
           for (int v = 0; v < vectors; ++v) value[v] = Ops::load(x + i + v * w);
@@ -51,9 +65,30 @@ KOKKOSSOFTMAX_HOST_FUNCTION void load_transformed(const TransformRow& of_row, co
           for (int v = 0; v < vectors; ++v) Ops::store(stage + i + v * w, value[v]);
         }
       };
-      constexpr int most = vectors_at_once<TransformRow>;
+      constexpr int most = vectors_at_once<TransformRow>, few = most < 4 ? most : 4;
       transform_next(std::integral_constant<int, most>());
-      if constexpr (most > 4) transform_next(std::integral_constant<int, 4>());
+      if constexpr (most > few) transform_next(std::integral_constant<int, few>());
+      if (takes_columns_behind(of_row)) {
+        // All that is left in one turn: lanes of no column hold -inf, and keep it.
+        const auto transform_rest = [&]<int vectors>(std::integral_constant<int, vectors>)
+            __attribute__((always_inline)) {
+          if (ceil_div(count - i, index_type(w)) != vectors) return;
+          typename Ops::Vector value[vectors];
+          for (int v = 0; v + 1 < vectors; ++v) value[v] = Ops::load(x + i + v * w);
+          constexpr int last = (vectors - 1) * w;
+          const In* const at = x + i + last;
+          const auto rest = static_cast<int>(count - i) - last;
+          value[vectors - 1] = rest == w ? Ops::load(at) : Ops::load_part(at, rest, -infinity_v<Acc>);
+          transform_vectors<Ops>(transform, value, begin + i);
+          for (int v = 0; v < vectors; ++v) Ops::store(stage + i + v * w, value[v]);
+          i = count;
+        };
+        [&]<int... v>(std::integer_sequence<int, v...>) {
+          (transform_rest(std::integral_constant<int, v + 1>()), ...);
+        }
+        (std::make_integer_sequence<int, few>());
+        return;
+      }
       if constexpr (most > 2) transform_next(std::integral_constant<int, 2>());
       if constexpr (most > 1) transform_next(std::integral_constant<int, 1>());
       if (i < count) {
@@ -72,6 +107,7 @@ KOKKOSSOFTMAX_HOST_FUNCTION void load_transformed(const TransformRow& of_row, co
 
 /// Behind the last column of a row that is looked at: what is kept, in whole multiples of `at_once`.
 inline index_type end_of_looked_at(index_type kept, int at_once, index_type columns) {
+  if (kept >= columns) return columns;  // (a division takes as long as a row of 30 columns does)
   return std::min(ceil_div(kept, index_type(at_once)) * at_once, columns);
 }
 
