@@ -1292,14 +1292,14 @@ template <class Ops, int count, class TransformRow>
 [[gnu::always_inline]] inline void transform_vectors(const TransformRow& row,
                                                      typename Ops::Vector (&value)[count],
                                                      index_type column) {
-  KeptOfVectors<Ops, count> lanes(value);
-  auto& kept = lanes.kept;
+  KeptOfVectors<Ops, count> keeps(value);
+  auto& kept = keeps.kept;
   if constexpr (vectors_at_once < TransformRow >> 1) {
     row.template on_vectors<Ops>(value, kept, column);
   } else {
     for (int i = 0; i < count; ++i) row.template on_vector<Ops>(value[i], kept[i], column + i * Ops::width);
   }
-  lanes.drop_others(value);
+  keeps.drop_others(value);
 }
 
 /// The same of the lanes of a stage_of_lanes, a vector of them in each column from `column` on.

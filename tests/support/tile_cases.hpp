@@ -7,6 +7,8 @@
 #define KOKKOSSOFTMAX_TESTS_TILE_CASES_HPP
 
 #include <cstring>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "transform_cases.hpp"
@@ -110,56 +112,51 @@ std::vector<T> bits_of_first_row(Operation operation, std::int64_t columns, std:
   return bits;
 }
 
-// That it has these where others lie beside it.
+// How many rows lie beside it, where, and how far columns are apart.
+struct RowsBeside {
+  std::int64_t rows, distance, offset;
+};
+
+// That a row has the bits that it has alone wherever it lies, there by an implementation that is named
+// (empty: the library's choice).
 template <class T, class Exec, class... Transform>
-void expect_bits_of_first_row(const std::vector<T>& expected, Operation operation, std::int64_t columns,
-                              std::int64_t rows, std::int64_t distance, std::int64_t offset,
-                              const Transform&... transform) {
-  const auto bits = bits_of_first_row<T, Exec>(operation, columns, rows, distance, offset, transform...);
-  ASSERT_EQ(bits.size(), expected.size());
-  EXPECT_EQ(std::memcmp(bits.data(), expected.data(), bits.size() * sizeof(T)), 0)
-      << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, " << rows
-      << " rows, " << distance << " apart, offset " << offset << ", ran " << ks::last_implementation();
+void check_bits_beside(const std::string& implementation, const std::vector<RowsBeside>& places,
+                       const std::vector<std::int64_t>& lengths, const Transform&... transform) {
+  for (auto operation : operations) {
+    for (const auto columns : lengths) {
+      const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0, transform...);
+      std::optional<ks::ScopedImplementation> forced;
+      if (!implementation.empty()) {
+        EXPECT_STREQ(ks::last_implementation(), "block_per_tile");  // whose bits these shall be
+        forced.emplace(implementation);
+      }
+      for (const auto& [rows, distance, offset] : places) {
+        const auto bits =
+            bits_of_first_row<T, Exec>(operation, columns, rows, distance, offset, transform...);
+        ASSERT_EQ(bits.size(), alone.size());
+        EXPECT_EQ(std::memcmp(bits.data(), alone.data(), bits.size() * sizeof(T)), 0)
+            << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, "
+            << rows << " rows, " << distance << " apart, offset " << offset << ", ran "
+            << ks::last_implementation();
+      }
+    }
+  }
 }
 
 // Whatever lies beside it and however it is copied.
 template <class T, class Exec, class... Transform>
 void check_bits_of_first_row(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
-  for (auto operation : operations) {
-    for (const auto columns : lengths) {
-      const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0, transform...);
-      const auto same = [&](std::int64_t rows, std::int64_t distance, std::int64_t offset) {
-        expect_bits_of_first_row<T, Exec>(alone, operation, columns, rows, distance, offset, transform...);
-      };
-      same(1, 17, 3);
-      same(2, 2, 0);
-      same(31, 31, 0);
-      same(64, 64, 0);
-      same(65, 80, 16);
-      same(200, 208, 1);
-      same(520, 520, 0);
-    }
-  }
+  check_bits_beside<T, Exec>(
+      "", {{1, 17, 3}, {2, 2, 0}, {31, 31, 0}, {64, 64, 0}, {65, 80, 16}, {200, 208, 1}, {520, 520, 0}},
+      lengths, transform...);
 }
 
 // Of a row alone, which has no other in its thread, where threads have several.
 template <class T, class Exec, class... Transform>
 void check_bits_of_wide_tiles(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
-  for (auto operation : operations) {
-    for (const auto columns : lengths) {
-      const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0, transform...);
-      EXPECT_STREQ(ks::last_implementation(), "block_per_tile");
-      const ks::ScopedImplementation wide("block_per_wide_tile");
-      const auto same = [&](std::int64_t rows, std::int64_t distance, std::int64_t offset) {
-        expect_bits_of_first_row<T, Exec>(alone, operation, columns, rows, distance, offset, transform...);
-      };
-      same(1, 17, 3);
-      same(64, 64, 0);
-      same(65, 80, 16);
-      same(200, 208, 1);
-      same(1031, 1031, 5);
-    }
-  }
+  check_bits_beside<T, Exec>("block_per_wide_tile",
+                             {{1, 17, 3}, {64, 64, 0}, {65, 80, 16}, {200, 208, 1}, {1031, 1031, 5}}, lengths,
+                             transform...);
 }
 
 // By the library's choice and, where they can, with several rows in each thread; how many times they could.

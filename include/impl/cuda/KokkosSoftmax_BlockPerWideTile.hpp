@@ -22,6 +22,7 @@
 
 namespace KokkosSoftmax::impl {
 
+/// What a thread has of a tile, by types alone.
 template <class Problem>
 struct WideTile {
   using In = typename Problem::In;

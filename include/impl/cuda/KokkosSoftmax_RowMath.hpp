@@ -150,8 +150,6 @@ struct PackedExponentials {
   __device__ static unsigned of(float first, float second) {
     return __byte_perm(rounded(first), rounded(second), 0x7632);
   }
-  /// The bits of one, and anything below them.
-  __device__ static unsigned in_high_half(float value) { return rounded(value); }
   __device__ static float low(unsigned pair) { return bits_as<float>(pair << 14 & significant); }
   __device__ static float high(unsigned pair) { return bits_as<float>(pair >> 2 & significant); }
   /// What these keep of a float.

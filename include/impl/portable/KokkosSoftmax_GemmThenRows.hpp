@@ -111,7 +111,7 @@ template <class Transform>
 auto shift_rows(const Transform& transform, index_type first_row) {
   if constexpr (std::is_same_v<Transform, BoundIdentity>) {
     return transform;
-  } else if constexpr (is_known_at_run_time<Transform>) {
+  } else if constexpr (requires { transform.with_rows_from(first_row); }) {
     return transform.with_rows_from(first_row);
   } else {
     return BoundRowShift<Transform>{transform, first_row};
