@@ -14,6 +14,7 @@
 #include <impl/portable/KokkosSoftmax_TeamRows.hpp>
 #if defined(KOKKOS_ENABLE_CUDA)
 #include <impl/cuda/KokkosSoftmax_BlockPerWideTile.hpp>
+#include <impl/cuda/KokkosSoftmax_ClusterPerTile.hpp>
 #include <impl/cuda/KokkosSoftmax_CudaRuntime.hpp>
 #include <impl/cuda/KokkosSoftmax_GridPipelinedRows.hpp>
 #include <impl/cuda/KokkosSoftmax_GridPipelinedTiles.hpp>
@@ -27,11 +28,12 @@ namespace KokkosSoftmax::impl {
 
 /// Tuned first; the portable kernel that takes everything last. block_per_tile, grid_pipelined_tiles,
 /// strided_rows and split_team_rows accept by layout and length alone (see their files), because they do not
-/// give each other's bits, nor those of team_rows. (block_per_wide_tile gives those of block_per_tile.)
+/// give each other's bits, nor those of team_rows. (block_per_wide_tile gives those of block_per_tile,
+/// cluster_per_tile those of grid_pipelined_tiles.)
 #if defined(KOKKOS_ENABLE_CUDA)
 using SoftmaxCandidates = CandidateList<TiledRows, TiledLogits, WarpPerRow, BlockPerRow, SplitRows,
-                                        GridPipelinedRows, BlockPerWideTile, BlockPerTile, GridPipelinedTiles,
-                                        SimdRows, StridedRows, SplitTeamRows, TeamRows>;
+                                        GridPipelinedRows, BlockPerWideTile, BlockPerTile, ClusterPerTile,
+                                        GridPipelinedTiles, SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 #elif defined(KOKKOS_ENABLE_HPX)
 // SimdRows leans on launches that have ended when they return.
 using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;

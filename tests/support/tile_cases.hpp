@@ -117,17 +117,18 @@ struct RowsBeside {
   std::int64_t rows, distance, offset;
 };
 
-// That a row has the bits that it has alone wherever it lies, there by an implementation that is named
-// (empty: the library's choice).
+// That a row has the bits that it has alone wherever it lies, there by an implementation that is named and
+// has the bits of another one (empty: the library's choice).
 template <class T, class Exec, class... Transform>
-void check_bits_beside(const std::string& implementation, const std::vector<RowsBeside>& places,
-                       const std::vector<std::int64_t>& lengths, const Transform&... transform) {
+void check_bits_beside(const std::string& implementation, const std::string& whose_bits,
+                       const std::vector<RowsBeside>& places, const std::vector<std::int64_t>& lengths,
+                       const Transform&... transform) {
   for (auto operation : operations) {
     for (const auto columns : lengths) {
       const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0, transform...);
       std::optional<ks::ScopedImplementation> forced;
       if (!implementation.empty()) {
-        EXPECT_STREQ(ks::last_implementation(), "block_per_tile");  // whose bits these shall be
+        EXPECT_EQ(ks::last_implementation(), whose_bits);
         forced.emplace(implementation);
       }
       for (const auto& [rows, distance, offset] : places) {
@@ -147,26 +148,37 @@ void check_bits_beside(const std::string& implementation, const std::vector<Rows
 template <class T, class Exec, class... Transform>
 void check_bits_of_first_row(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
   check_bits_beside<T, Exec>(
-      "", {{1, 17, 3}, {2, 2, 0}, {31, 31, 0}, {64, 64, 0}, {65, 80, 16}, {200, 208, 1}, {520, 520, 0}},
+      "", "", {{1, 17, 3}, {2, 2, 0}, {31, 31, 0}, {64, 64, 0}, {65, 80, 16}, {200, 208, 1}, {520, 520, 0}},
       lengths, transform...);
 }
 
 // Of a row alone, which has no other in its thread, where threads have several.
 template <class T, class Exec, class... Transform>
-void check_bits_of_wide_tiles(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
-  check_bits_beside<T, Exec>("block_per_wide_tile",
+void check_bits_of_several_rows(const std::string& implementation, const std::string& whose_bits,
+                                const std::vector<std::int64_t>& lengths, const Transform&... transform) {
+  check_bits_beside<T, Exec>(implementation, whose_bits,
                              {{1, 17, 3}, {64, 64, 0}, {65, 80, 16}, {200, 208, 1}, {1031, 1031, 5}}, lengths,
                              transform...);
+}
+template <class T, class Exec, class... Transform>
+void check_bits_of_wide_tiles(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
+  check_bits_of_several_rows<T, Exec>("block_per_wide_tile", "block_per_tile", lengths, transform...);
+}
+template <class T, class Exec, class... Transform>
+void check_bits_of_clusters(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
+  check_bits_of_several_rows<T, Exec>("cluster_per_tile", "grid_pipelined_tiles", lengths, transform...);
 }
 
 // By the library's choice and, where they can, with several rows in each thread; how many times they could.
 template <class In, class Out, int rank, class Exec, class... Transform>
 int check_tiles(const Exec& exec, const Case& c, const Transform&... transform) {
   check<In, Out, rank>(exec, c, false, transform...);
-  int wide = 0;
-  for (auto operation : operations)
-    wide += run_case<In, Out, rank>(exec, operation, c, "block_per_wide_tile", transform...);
-  return wide;
+  int several = 0;
+  for (auto operation : operations) {
+    for (const char* const implementation : {"block_per_wide_tile", "cluster_per_tile"})
+      several += run_case<In, Out, rank>(exec, operation, c, implementation, transform...);
+  }
+  return several;
 }
 
 }  // namespace tests

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Rows whose columns are not contiguous, on CUDA: tiles of neighbouring rows in registers, one or several in
-// each thread, and slices of tiles in a ring, copied as boxes of tensors where these lie on boundaries, else
-// by threads.
+// each thread, of a block or of a cluster of blocks, and slices of tiles in a ring, copied as boxes of
+// tensors where these lie on boundaries, else by threads.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -61,6 +61,13 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   expect_implementation<float>(5, many_rows(), "block_per_wide_tile");
   expect_implementation<bhalf_t>(5, many_rows() + 1, "block_per_wide_tile");
   expect_implementation<double>(2, many_rows(), "block_per_tile");
+  // Boxes are copied faster, but where they would write sectors in part. And half of 16 bits are no pairs.
+  const char* const several = has_grid_pipelined_tiles() ? "cluster_per_tile" : "strided_rows";
+  expect_implementation<float>(300, 100001, several);
+  expect_implementation<float>(300, 100000, sliced);
+  expect_implementation<half_t>(300, 100001, several);
+  expect_implementation<half_t>(300, 100000, sliced);
+  expect_implementation<double>(300, 100001, sliced);
 }
 
 // Rows of which some are special, in slices, in a thread's share of one, and as a whole.
@@ -184,9 +191,9 @@ TEST(CudaTiles, DimensionsOfBfloat16) {
 // Several rows in each thread, which only many rows have unless that is forced: in vectors, in pairs, and off
 // all boundaries, where lanes store what others have, up to the last row and the group's.
 template <class In, class Out>
-void check_wide_tiles() {
-  const ks::ScopedImplementation wide("block_per_wide_tile");
-  for (const std::int64_t columns : {2, 5, 8, 9, 16, 33, 100, 129, 200, 256}) {
+void check_several_rows(const char* implementation, const std::vector<std::int64_t>& lengths) {
+  const ks::ScopedImplementation forced(implementation);
+  for (const std::int64_t columns : lengths) {
     for (const std::int64_t rows : {1, 2, 7, 64, 77, 130, 512, 520, 1031}) {
       const std::vector<std::int64_t> extents{columns, rows};
       const std::vector<int> order{1, 0};
@@ -211,11 +218,20 @@ void check_wide_tiles() {
     }
   }
 }
+template <class In, class Out>
+void check_wide_tiles() {
+  check_several_rows<In, Out>("block_per_wide_tile", {2, 5, 8, 9, 16, 33, 100, 129, 200, 256});
+}
+template <class T>
+void check_clusters() {
+  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
+  check_several_rows<T, T>("cluster_per_tile", {257, 300, 512, 513, 1000, 2049, 4096});
+}
 // Rows of two dimensions, of which a thread has some that are neighbours.
 template <class T>
-void check_dimensions_of_wide_tiles() {
-  const ks::ScopedImplementation wide("block_per_wide_tile");
-  for (const std::int64_t columns : {3, 21, 200}) {
+void check_dimensions_of_several_rows(const char* implementation, const std::vector<std::int64_t>& lengths) {
+  const ks::ScopedImplementation forced(implementation);
+  for (const std::int64_t columns : lengths) {
     for (const std::int64_t inner : {8, 64, 200}) {
       Case c = special_case<T>({3, columns, inner}, 1);
       check<T, T, 3>(Exec(), c, false);
@@ -227,8 +243,13 @@ void check_dimensions_of_wide_tiles() {
   }
 }
 TEST(CudaTiles, DimensionsOfWideTiles) {
-  check_dimensions_of_wide_tiles<float>();
-  check_dimensions_of_wide_tiles<bhalf_t>();
+  check_dimensions_of_several_rows<float>("block_per_wide_tile", {3, 21, 200});
+  check_dimensions_of_several_rows<bhalf_t>("block_per_wide_tile", {3, 21, 200});
+}
+TEST(CudaTiles, DimensionsOfClusters) {
+  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
+  check_dimensions_of_several_rows<float>("cluster_per_tile", {257, 600});
+  check_dimensions_of_several_rows<bhalf_t>("cluster_per_tile", {257, 600});
 }
 TEST(CudaTiles, WideOfFloat) {
   check_wide_tiles<float, float>();
@@ -241,6 +262,24 @@ TEST(CudaTiles, WideOfBfloat16) {
 }
 TEST(CudaTiles, WideOfBfloat16ToFloat) {
   check_wide_tiles<bhalf_t, float>();
+}
+
+TEST(CudaTiles, ClustersOfFloat) {
+  check_clusters<float>();
+}
+TEST(CudaTiles, ClustersOfHalf) {
+  check_clusters<half_t>();
+}
+TEST(CudaTiles, ClustersOfBfloat16) {
+  check_clusters<bhalf_t>();
+}
+
+TEST(CudaTiles, SameBitsOfClusters) {
+  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
+  const std::vector<std::int64_t> lengths{257, 300, 512, 1000, 2049, 4096};
+  check_bits_of_clusters<float, Exec>(lengths);
+  check_bits_of_clusters<half_t, Exec>(lengths);
+  check_bits_of_clusters<bhalf_t, Exec>(lengths);
 }
 
 TEST(CudaTiles, SameBitsOfWideTiles) {
@@ -363,6 +402,33 @@ TEST(CudaTiles, ReservedForMoreRows) {
   for (const std::int64_t c : {0, 1, 2}) {
     EXPECT_FLOAT_EQ(host(many_rows() - 1, c), 1.0f / 3);
     EXPECT_FLOAT_EQ(host_of_few(99, c), 1.0f / 3);
+  }
+}
+
+// What was reserved for columns on boundaries can be captured for such as begin anywhere, and for few rows,
+// and the other way round.
+TEST(CudaTiles, ReservedForOtherAlignments) {
+  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
+  using View = Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
+  for (const auto& [most, others] : {std::pair{40000, std::pair{39999, 77}}, {40001, {40000, 77}}}) {
+    const Stream stream;
+    const Exec exec(stream);
+    const View reserved("x", most, 300);
+    ks::reserve(exec, reserved, reserved);
+    exec.fence();
+    for (const int rows : {most, others.first, others.second}) {
+      const View x("x", rows, 300), y("y", rows, 300);
+      const Graph graph(stream, [&] { ks::softmax(exec, x, y); });
+      EXPECT_STREQ(ks::last_implementation(),
+                   rows % 2 != 0 && rows > 77 ? "cluster_per_tile" : "grid_pipelined_tiles");
+      EXPECT_EQ(graph.failure(), "") << rows << " rows, reserved for " << most;
+      EXPECT_EQ(graph.nodes(), 1u);
+      for (int launch = 0; launch < 2; ++launch) graph.launch();
+      exec.fence();
+      const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), y);
+      for (const int r : {0, rows - 1})
+        for (const int c : {0, 255, 256, 299}) EXPECT_FLOAT_EQ(host(r, c), 1.0f / 300);
+    }
   }
 }
 

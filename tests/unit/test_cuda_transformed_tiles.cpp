@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Transforms of rows whose columns are not contiguous, on CUDA: in tiles of neighbouring rows, in registers
-// (one or several of a thread) and in a ring, copied as boxes of tensors, in pairs of 16 bits and one by one.
+// (one or several of a thread, of a block or of a cluster) and in a ring, copied as boxes of tensors, in
+// pairs of 16 bits and one by one.
 #include <cstring>
 #include <string>
 #include <vector>
@@ -17,6 +18,10 @@ namespace {
 using namespace tests;
 using Exec = Kokkos::Cuda;
 
+bool has_clusters() {
+  return Exec().cuda_device_prop().major >= 9;
+}
+
 const std::int64_t lengths[] = {2, 7, 16, 17, 100, 129, 256, 257, 300, 512, 1025};
 
 template <class In, class Out>
@@ -27,15 +32,17 @@ void check_chain(Case c) {
   c.chain = {reference::scale(acc, -0.7), reference::mask([keep](Position p) { return keep(p) != 0; }),
              reference::bias(acc, o.bias.at(c)), reference::temperature(acc, o.temperatures),
              reference::bias(acc, o.of_column.at(c))};
-  int wide = 0;
+  int several = 0;
   const auto rank2 = [&](const Case& laid_out) {
-    wide += check_tiles<In, Out, 2>(
+    several += check_tiles<In, Out, 2>(
         Exec(), laid_out,
         ks::scale(-0.7) | ks::mask(o.keep.template view<2>()) | ks::bias(o.bias.template view<2>()) |
             ks::temperature(o.temperature.template view<1>()) | ks::bias(o.of_column.template view<1>()));
   };
   for_tile_layouts(c, rank2);
-  EXPECT_EQ(wide > 0, c.extents[0] <= 256 && scalar_of<Out> != Scalar::float64);
+  const bool short_rows = c.extents[0] <= 256, middle = !short_rows && c.extents[0] <= 4096,
+             in_clusters = std::is_same_v<In, float> && has_clusters();
+  EXPECT_EQ(several > 0, (short_rows && scalar_of<Out> != Scalar::float64) || (middle && in_clusters));
 }
 
 template <class In, class Out>
@@ -113,7 +120,8 @@ TEST(CudaTransformedTiles, MasksAndSumsOfBfloat16) {
 
 // By length and type, as without a transform.
 TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
-  const std::string sliced = Exec().cuda_device_prop().major >= 9 ? "grid_pipelined_tiles" : "strided_rows";
+  const std::string sliced = has_clusters() ? "grid_pipelined_tiles" : "strided_rows",
+                    several = has_clusters() ? "cluster_per_tile" : "strided_rows";
   const auto expect = [](auto scalar, std::int64_t columns, std::int64_t rows, const std::string& expected) {
     using T = decltype(scalar);
     const Kokkos::View<T**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", rows, columns),
@@ -128,6 +136,9 @@ TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
     expect(bhalf_t(0.0f), 65536, rows, sliced);
     expect(0.0f, 65537, rows, "strided_rows");
   }
+  expect(0.0f, 300, 40001, several);
+  expect(0.0f, 300, 40000, sliced);
+  expect(bhalf_t(0.0f), 300, 40001, sliced);
   Exec().fence();
 }
 
@@ -141,6 +152,9 @@ void check_bits() {
 }
 TEST(CudaTransformedTiles, SameBitsOfFloat) {
   check_bits<float>();
+  if (!has_clusters()) return;
+  for (const std::int64_t columns : {257, 1000, 4000})
+    check_bits_of_clusters<float, Exec>({columns}, ks::transform(Ripple{}) | ks::causal(columns / 2));
 }
 TEST(CudaTransformedTiles, SameBitsOfBfloat16) {
   check_bits<bhalf_t>();

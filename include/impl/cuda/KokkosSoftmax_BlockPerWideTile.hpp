@@ -54,32 +54,17 @@ struct WideTileRows {
   bool vectors_of_sums;  ///< a logsumexp's, likewise
 };
 
-/// What the threads of a block tell each other of the rows of a tile, in whatever order they come.
+/// What the threads of a block tell each other of the rows of a tile.
 template <class Problem>
-struct SharedWideTile {
+struct SharedWideTile : TalliesOfRows {
   using Result = ResultOfWholeRow<Problem>;
   Result* results;
-  int* tops;  ///< in_integer_order
-  unsigned *high, *low;
 
   static constexpr int bytes(int rows) {
-    return rows * static_cast<int>(sizeof(Result) + sizeof(int) + 2 * sizeof(unsigned));
+    return rows * static_cast<int>(sizeof(Result)) + TalliesOfRows::bytes(rows);
   }
   __device__ SharedWideTile(void* memory, int rows)
-      : results(static_cast<Result*>(memory)),
-        tops(reinterpret_cast<int*>(results + rows)),
-        high(reinterpret_cast<unsigned*>(tops + rows)),
-        low(high + rows) {}
-  __device__ void clear(int row) const {
-    tops[row] = in_integer_order(-largest_v<float>);
-    high[row] = low[row] = 0;
-  }
-  __device__ float top(int row) const { return from_integer_order(tops[row]); }
-  __device__ void add(int row, const ShareSum<float>& sum) const {
-    atomicAdd(&high[row], sum.sum.high);
-    atomicAdd(&low[row], sum.sum.low);
-  }
-  __device__ ShareSum<float> sum(int row) const { return {{high[row], low[row]}}; }
+      : TalliesOfRows(static_cast<Result*>(memory) + rows, rows), results(static_cast<Result*>(memory)) {}
 };
 
 /// What a thread has of a tile: lane threadIdx.x across rows, slot threadIdx.y along columns. `together`:
@@ -105,18 +90,20 @@ struct RowsOfThread {
   index_type x_offset, y_offset;
   Part part[parts];
 
-  __device__ RowsOfThread(const Problem& problem_, const WideTileRows& lie_)
+  /// Of a tile, in a block that has its columns from one on.
+  __device__ RowsOfThread(const Problem& problem_, const WideTileRows& lie_, unsigned tile,
+                          index_type first_of_block)
       : problem(problem_), lie(lie_), lane(static_cast<int>(threadIdx.x)) {
     const RowGeometry& g = problem.geometry;
     const int rows = static_cast<int>(blockDim.x) * Tile::rows_of_thread;
-    const index_type first_of_tile = static_cast<index_type>(blockIdx.x) * rows;
+    const index_type first_of_tile = static_cast<index_type>(tile) * rows;
     const int in_tile =
         lie.vectors ? lane * Tile::rows_of_thread
                     : lane / together * (together * Tile::rows_of_thread) + lane % together * rows_of_part;
     first = first_of_tile + in_tile;
     left = static_cast<int>(min(g.rows - first_of_tile, static_cast<index_type>(rows))) - in_tile;
     step = lie.vectors ? rows_of_part : together * rows_of_part;
-    first_column = static_cast<index_type>(threadIdx.y) * columns;
+    first_column = first_of_block + static_cast<index_type>(threadIdx.y) * columns;
     count = static_cast<int>(max(min(g.columns - first_column, index_type(columns)), index_type(0)));
     // (Lanes of no row may store what others have.)
     x_offset = y_offset = first;
@@ -335,7 +322,7 @@ __global__ void __launch_bounds__(512, 2)
   extern __shared__ uint4 shared_of_tile[];
   grid_dependency_wait();
   if (problem.geometry.rows == 0) return;
-  RowsOfThread<together, Problem> mine(problem, lie);
+  RowsOfThread<together, Problem> mine(problem, lie, blockIdx.x, 0);
   mine.load();
   mine.transform();
 
@@ -354,8 +341,7 @@ __global__ void __launch_bounds__(512, 2)
       float max[rows_of_part];
       Part::maxima(mine.part[p].top(), max);
 #pragma unroll
-      for (int v = 0; v < rows_of_part; ++v)
-        atomicMax(&shared.tops[in_shared(p, v)], in_integer_order(max[v]));
+      for (int v = 0; v < rows_of_part; ++v) shared.raise_top(in_shared(p, v), max[v]);
     }
     __syncthreads();
 #pragma unroll
@@ -404,6 +390,45 @@ __global__ void __launch_bounds__(512, 2)
   }
 }
 
+/// How rows lie that such a kernel takes.
+template <class Problem>
+WideTileRows wide_tile_rows(const Problem& problem) {
+  using Tile = WideTile<Problem>;
+  const RowGeometry& g = problem.geometry;
+  const bool reduces = problem.operation == Operation::logsumexp;
+  const int inner = g.rank - 1;
+  // So many rows from any multiple of these on: side by side, on boundaries of as many.
+  const auto begin_at = [&](int rows, const auto* data, index_type column_stride, const index_type* strides) {
+    bool all = reinterpret_cast<std::uintptr_t>(data) % (rows * sizeof(*data)) == 0;
+    all = all && column_stride % rows == 0;
+    for (int d = 0; d < inner; ++d) all = all && strides[d] % rows == 0;
+    return all;
+  };
+  const auto come_in = [&](int rows) {
+    return g.rank > 0 && g.extent[inner] % rows == 0 &&
+           begin_at(rows, problem.x, g.x_column_stride, g.x_stride) &&
+           (reduces || begin_at(rows, problem.y, g.y_column_stride, g.y_stride));
+  };
+  WideTileRows lie{};
+  lie.vectors = (reduces || Tile::keeps_outputs) && come_in(Tile::rows_of_thread);
+  lie.pairs = come_in(2);
+  lie.vectors_of_sums =
+      lie.vectors && g.y_stride[inner] == 1 && begin_at(Tile::rows_of_thread, problem.y, 0, g.y_stride);
+  return lie;
+}
+
+/// Why it does not take them, if it does not.
+template <class Problem>
+std::string_view refuse_wide_tile(const Problem& problem) {
+  const RowGeometry& g = problem.geometry;
+  const int inner = g.rank - 1;
+  if (g.rank > 0 &&
+      (g.x_stride[inner] != 1 || (problem.operation != Operation::logsumexp && g.y_stride[inner] != 1)))
+    return "the rows do not lie side by side";
+  if (g.rank > 1 && !wide_tile_rows(problem).vectors) return "a thread's rows do not lie in vectors";
+  return {};
+}
+
 /// Whether a block of so many threads, two of 512 on a multiprocessor, leaves little of it to no one.
 constexpr bool fills_multiprocessor(int threads) {
   return 1024 / threads * threads * 16 >= 1024 * 15;
@@ -427,13 +452,7 @@ struct BlockPerWideTile {
   static std::string_view refuse(const Exec& exec, const Problem& problem) {
     const std::string_view by_tiles = BlockPerTile::refuse(exec, problem);
     if (!by_tiles.empty()) return by_tiles;
-    const RowGeometry& g = problem.geometry;
-    const bool one = g.rank == 0, reduces = problem.operation == Operation::logsumexp;
-    const int inner = g.rank - 1;
-    if (!one && (g.x_stride[inner] != 1 || (!reduces && g.y_stride[inner] != 1)))
-      return "the rows do not lie side by side";
-    if (g.rank > 1 && !rows_of(problem).vectors) return "a thread's rows do not lie in vectors";
-    return {};
+    return refuse_wide_tile(problem);
   }
 
   template <class Exec, class Problem>
@@ -450,7 +469,7 @@ struct BlockPerWideTile {
     // 112 0.82 and 0.86, 192 0.77 and 0.83, 100 0.76 and 0.86, 17 0.73 and 0.91, 5 0.68 and 0.96; logsumexp
     // of 256, of what reading alone would reach at a copy's speed, 0.68 and 0.98. Bfloat16 16 columns 0.89
     // both, where they begin anywhere 0.71 and 0.65; 32 0.85 and 0.86, 256 0.72 and 0.82, 100 0.65 and 0.77.)
-    const bool is_16_bit = sizeof(typename Problem::In) == 2, vectors = rows_of(problem).vectors,
+    const bool is_16_bit = sizeof(typename Problem::In) == 2, vectors = wide_tile_rows(problem).vectors,
                writes_rows = problem.operation != Operation::logsumexp;
     if (is_16_bit && columns > WideTile<Problem>::columns && columns <= BlockPerTile::usual_columns)
       return "a thread can have all columns of a row";
@@ -476,7 +495,7 @@ struct BlockPerWideTile {
   template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
     const Plan<Problem> plan(problem);
-    const WideTileRows lie = rows_of(problem);
+    const WideTileRows lie = wide_tile_rows(problem);
     // `reserve` launches over no rows: that loads both kernels, which a capture could not do.
     const bool no_rows = problem.geometry.rows == 0;
     if (plan.lanes >= 32 || no_rows) launch<32>(exec, problem, plan, lie);
@@ -505,33 +524,6 @@ struct BlockPerWideTile {
     }
     int rows() const { return lanes * WideTile<Problem>::rows_of_thread; }
   };
-
-  template <class Problem>
-  static WideTileRows rows_of(const Problem& problem) {
-    using Tile = WideTile<Problem>;
-    const RowGeometry& g = problem.geometry;
-    const bool reduces = problem.operation == Operation::logsumexp;
-    const int inner = g.rank - 1;
-    // So many rows from any multiple of these on: side by side, on boundaries of as many.
-    const auto begin_at = [&](int rows, const auto* data, index_type column_stride,
-                              const index_type* strides) {
-      bool all = reinterpret_cast<std::uintptr_t>(data) % (rows * sizeof(*data)) == 0;
-      all = all && column_stride % rows == 0;
-      for (int d = 0; d < inner; ++d) all = all && strides[d] % rows == 0;
-      return all;
-    };
-    const auto come_in = [&](int rows) {
-      return g.rank > 0 && g.extent[inner] % rows == 0 &&
-             begin_at(rows, problem.x, g.x_column_stride, g.x_stride) &&
-             (reduces || begin_at(rows, problem.y, g.y_column_stride, g.y_stride));
-    };
-    WideTileRows lie{};
-    lie.vectors = (reduces || Tile::keeps_outputs) && come_in(Tile::rows_of_thread);
-    lie.pairs = come_in(2);
-    lie.vectors_of_sums =
-        lie.vectors && g.y_stride[inner] == 1 && begin_at(Tile::rows_of_thread, problem.y, 0, g.y_stride);
-    return lie;
-  }
 
   template <int together, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem, const Plan<Problem>& plan,

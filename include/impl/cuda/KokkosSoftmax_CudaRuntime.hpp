@@ -101,26 +101,39 @@ bool has_grid_dependency_wait(Kernel* kernel) {
   return attributes.ptxVersion >= 90;
 }
 
-/// Launches a kernel. One that begins with grid_dependency_wait() may be `early`: its blocks
-/// are then on their way to the multiprocessors while the kernel before it in the stream ends (programmatic
-/// dependent launch).
+/// Launches a kernel in clusters of so many blocks, or none of one. One that begins with
+/// grid_dependency_wait() may be `early`: its blocks are then on their way to the multiprocessors while the
+/// kernel before it in the stream ends (programmatic dependent launch).
 template <class... Arguments>
-void launch_kernel(const Kokkos::Cuda& exec, void (*kernel)(Arguments...), bool early, unsigned blocks,
-                   dim3 threads, std::size_t shared_bytes,
-                   const std::type_identity_t<Arguments>&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+void launch_clusters(const Kokkos::Cuda& exec, void (*kernel)(Arguments...), bool early,
+                     unsigned blocks_of_cluster, unsigned blocks, dim3 threads, std::size_t shared_bytes,
+                     const std::type_identity_t<Arguments>&... arguments) {
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (early) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (blocks_of_cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {blocks_of_cluster, 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);
   config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = exec.cuda_stream();
-  config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   void* addresses[] = {const_cast<Arguments*>(&arguments)...};
   check_cuda(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), addresses),
              "cudaLaunchKernelExC");
+}
+template <class... Arguments>
+void launch_kernel(const Kokkos::Cuda& exec, void (*kernel)(Arguments...), bool early, unsigned blocks,
+                   dim3 threads, std::size_t shared_bytes,
+                   const std::type_identity_t<Arguments>&... arguments) {
+  launch_clusters(exec, kernel, early, 1, blocks, threads, shared_bytes, arguments...);
 }
 
 }  // namespace KokkosSoftmax::impl

@@ -265,6 +265,33 @@ const CooperativeLimits& cooperative_limits(Kernel kernel, int device, int threa
   return known.emplace(key, CooperativeLimits::ask(kernel, device, threads, shared)).first->second;
 }
 
+/// Blocks of the largest cluster of a kernel that the device can have, none before compute capability 9.0;
+/// asked for once.
+template <class Kernel>
+int largest_cluster(Kernel kernel, int device, dim3 threads, std::size_t shared_bytes) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, int> known;
+  const std::pair<const void*, int> key{reinterpret_cast<const void*>(kernel), device};
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  int major = 0, blocks = 0;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+             "cudaDeviceGetAttribute");
+  if (major >= 9) {
+    // (More than eight are not what every device of that capability has.)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               "cudaFuncSetAttribute");
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(1);
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
+    check_cuda(cudaOccupancyMaxPotentialClusterSize(&blocks, kernel, &config),
+               "cudaOccupancyMaxPotentialClusterSize");
+  }
+  return known.emplace(key, blocks).first->second;
+}
+
 }  // namespace KokkosSoftmax::impl
 
 #endif

@@ -729,7 +729,7 @@ struct JoinerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   using Base::tag;
   using typename Base::Acc;
   using typename Base::Words;
-  static constexpr unsigned at_once = 8;
+  static constexpr unsigned at_once = slices_joined_at_once;
 
   int lane;
 
@@ -749,20 +749,8 @@ struct JoinerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
 #pragma unroll
       for (unsigned i = 0; i < at_once; ++i) known = known && (i >= count || of[i].is_of(tag));
     } while (!known);
-    PartialSoftmax<Acc> partial[at_once];
-    Acc max = have.max;
-#pragma unroll
-    for (unsigned i = 0; i < at_once; ++i) {
-      partial[i] = i < count ? of[i].value() : PartialSoftmax<Acc>::none();
-      max = Kokkos::fmax(max, partial[i].max);
-    }
-    have.sum.scale(exp_of_difference(have.max - max));
-    have.max = max;
-#pragma unroll
-    for (unsigned i = 0; i < at_once; ++i) {
-      partial[i].sum.scale(exp_of_difference(partial[i].max - max));
-      have.sum.join(partial[i].sum);
-    }
+    join_slices<at_once, at_once>(
+        have, [&](unsigned i) { return i < count ? of[i].value() : PartialSoftmax<Acc>::none(); });
   }
 
   /// From so many words of each row on to one.
@@ -934,6 +922,12 @@ struct GridPipelinedTiles {
   static void reserve(const Exec& exec, const Problem& problem) {
     CudaWorkspace::reserve<typename Problem::Acc>(exec, words(problem));
   }
+  /// Whether slices may come as boxes where columns lie on their boundaries.
+  template <class Problem>
+  static bool rows_fill_boxes(const Problem& problem) {
+    const RowGeometry& g = problem.geometry;
+    return g.rank > 0 && g.rank <= 3 && rows_fill<TileBlock<Problem>::lanes * most_rows_of_lane<Problem>>(g);
+  }
   /// Longer rows are for others: these are warm for shorter ones, too.
   template <class Exec, class Problem>
   static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
@@ -957,6 +951,13 @@ struct GridPipelinedTiles {
     return tiles * rows * (slices + ceil_div(slices, tile_slices_joined) + 1);
   }
 
+  /// Whether rows side by side, where they do not go on elsewhere, are enough for so many in a box.
+  template <int rows>
+  static bool rows_fill(const RowGeometry& g) {
+    const index_type inner = g.extent[g.rank - 1];
+    return g.rank == 1 || inner % rows == 0 || inner >= 8 * rows;
+  }
+
   /// Boxes of x and y, if the copy engine takes them: strides that are multiples of 16 bytes, and rows enough
   /// side by side.
   template <int rows_of_lane, class Problem>
@@ -966,7 +967,7 @@ struct GridPipelinedTiles {
     constexpr int rows = Tiles::rows;
     const int inner = g.rank - 1;
     if (g.rank < 1 || g.rank > 3 || g.x_stride[inner] != 1) return false;
-    if (g.rank > 1 && g.extent[inner] % rows != 0 && g.extent[inner] < 8 * rows) return false;
+    if (!rows_fill<rows>(g)) return false;
     const auto encode = [&](CUtensorMap& map, const auto* data, index_type column_stride,
                             const index_type* strides) {
       using T = std::remove_cvref_t<decltype(*data)>;

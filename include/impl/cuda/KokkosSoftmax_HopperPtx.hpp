@@ -91,6 +91,48 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const CUtensorMap*
 #endif
 }
 
+/// %cluster_ctarank, %cluster_nctarank ("Special Registers"): which block of its cluster this is, and of how
+/// many.
+__device__ __forceinline__ unsigned cluster_ctarank() {
+  unsigned rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+__device__ __forceinline__ unsigned cluster_nctarank() {
+  unsigned blocks = 1;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+#endif
+  return blocks;
+}
+/// barrier.cluster.arrive, barrier.cluster.wait: all threads of a cluster; what was written before the one is
+/// seen after the other.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+/// mapa.shared::cluster, st.shared::cluster.v2: 16 bytes to where another block's shared memory has what is
+/// here in this one's.
+__device__ __forceinline__ void st_shared_cluster_b128(Word16* here, unsigned rank, const Word16& word) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+      "st.shared::cluster.v2.b64 [there], {%2, %3}; }" ::"r"(shared_address(here)),
+      "r"(rank), "l"(word.low), "l"(word.high)
+      : "memory");
+#endif
+}
+
 /// prefetch.tensormap ("prefetch, prefetchu")
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -385,6 +385,45 @@ struct PartOfTile {
   }
 };
 
+/// Maxima and sums of exponentials of rows in shared memory, to which threads add in whatever order.
+struct TalliesOfRows {
+  int* tops;  ///< in_integer_order
+  unsigned *high, *low;
+
+  static constexpr int bytes(int rows) { return rows * static_cast<int>(sizeof(int) + 2 * sizeof(unsigned)); }
+  __device__ TalliesOfRows(void* memory, int rows)
+      : tops(static_cast<int*>(memory)), high(reinterpret_cast<unsigned*>(tops + rows)), low(high + rows) {}
+  __device__ void clear(int row) const {
+    tops[row] = in_integer_order(-largest_v<float>);
+    high[row] = low[row] = 0;
+  }
+  __device__ void raise_top(int row, float top) const { atomicMax(&tops[row], in_integer_order(top)); }
+  __device__ float top(int row) const { return from_integer_order(tops[row]); }
+  __device__ void add(int row, const ShareSum<float>& sum) const {
+    atomicAdd(&high[row], sum.sum.high);
+    atomicAdd(&low[row], sum.sum.low);
+  }
+  __device__ ShareSum<float> sum(int row) const { return {{high[row], low[row]}}; }
+};
+
+/// Adds the partial results of `at_once` slices of a row, in their order; what has no slice is none().
+template <unsigned at_once, int unrolled, class Acc, class PartialOf>
+__device__ __forceinline__ void join_slices(PartialSoftmax<Acc>& have, const PartialOf& partial_of) {
+  Acc max = have.max;
+#pragma unroll unrolled
+  for (unsigned i = 0; i < at_once; ++i) max = Kokkos::fmax(max, partial_of(i).max);
+  have.sum.scale(exp_of_difference(have.max - max));
+  have.max = max;
+#pragma unroll unrolled
+  for (unsigned i = 0; i < at_once; ++i) {
+    PartialSoftmax<Acc> partial = partial_of(i);
+    partial.sum.scale(exp_of_difference(partial.max - max));
+    have.sum.join(partial.sum);
+  }
+}
+/// So many slices of a row at a time, whichever kernel does it.
+inline constexpr unsigned slices_joined_at_once = 8;
+
 /// What the threads of a block tell each other of the rows of a tile: a maximum and a sum of each row from
 /// each of the slots that share its columns.
 template <int rows_of_lane, class Problem>

@@ -1,0 +1,279 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The CUDA kernel for many rows of 257 to 4096 columns that lie side by side (compute capability 9.0): tiles
+/// (see KokkosSoftmax_RowTiles.hpp) in the slices of grid_pipelined_tiles, each in the registers of a block
+/// as block_per_wide_tile has them, the blocks of a tile in a cluster. Each writes what it knows of the rows
+/// to the shared memory of all. The bits are those of grid_pipelined_tiles, whose boxes are faster where
+/// columns lie on their boundaries; here lanes write whole sectors of memory wherever columns begin.
+///
+/// (One H200, softmax, fraction of a copy, grid_pipelined_tiles and this kernel, columns that begin anywhere:
+/// float 300 0.42 and 0.48, 512 0.45 and 0.65, 1000 0.46 and 0.61, 2048 0.45 and 0.59, 3000 0.46 and 0.48,
+/// 4096 0.43 and 0.49; bfloat16 0.26 and 0.33, 0.33 and 0.47, 0.33 and 0.43, 0.32 and 0.43, 0.31 and 0.33,
+/// 0.30 and 0.36. On the boundaries of boxes 1000 columns 0.80 and 0.72, 0.71 and 0.58. With partial results
+/// that others read where they are, in place of writing them to all, 512 columns 0.55, 1000 0.53.)
+
+#ifndef KOKKOSSOFTMAX_CLUSTERPERTILE_HPP
+#define KOKKOSSOFTMAX_CLUSTERPERTILE_HPP
+
+#include <impl/cuda/KokkosSoftmax_BlockPerWideTile.hpp>
+#include <impl/cuda/KokkosSoftmax_GridPipelinedTiles.hpp>
+
+#include <algorithm>
+#include <string_view>
+
+namespace KokkosSoftmax::impl {
+
+/// What the threads of a block tell each other of the rows of a tile, and blocks of their slices of these:
+/// each block has the partial results of all slices, [slice][row]. Tallies are [share][row]: what a transform
+/// makes of logits is summed by shares, as grid_pipelined_tiles does it.
+template <class Problem>
+struct SharedClusterTile : TalliesOfRows {
+  using Result = ResultOfTileRow<Problem>;
+  static constexpr int shares = has_transform_v<Problem> ? ReductionPlan::shares : 1;
+  PartialSoftmax<float>* partials;
+  Result* results;
+
+  static constexpr int bytes(int rows, int slices) {
+    return rows * static_cast<int>(slices * sizeof(PartialSoftmax<float>) + sizeof(Result)) +
+           TalliesOfRows::bytes(rows * shares);
+  }
+  __device__ SharedClusterTile(void* memory, int rows, int slices)
+      : TalliesOfRows(static_cast<PartialSoftmax<float>*>(memory) + rows * slices + rows, rows * shares),
+        partials(static_cast<PartialSoftmax<float>*>(memory)),
+        results(reinterpret_cast<Result*>(partials + rows * slices)) {
+    static_assert(sizeof(Result) == sizeof(PartialSoftmax<float>));
+  }
+};
+
+template <int together, class Problem>
+__global__ void __launch_bounds__(512, 2) cluster_per_tile_kernel(const __grid_constant__ Problem problem,
+                                                                  const __grid_constant__ WideTileRows lie) {
+  using Tile = WideTile<Problem>;
+  using Part = typename Tile::Part;
+  using Shared = SharedClusterTile<Problem>;
+  using Result = typename Shared::Result;
+  constexpr int parts = Tile::parts, rows_of_part = Tile::rows_of_part;
+  extern __shared__ uint4 shared_of_cluster_tile[];
+  grid_dependency_wait();
+  if (problem.geometry.rows == 0) return;
+  cluster_arrive();  // this block is there
+  const int slices = static_cast<int>(cluster_nctarank()), slice = static_cast<int>(cluster_ctarank());
+  RowsOfThread<together, Problem> mine(problem, lie, blockIdx.x / slices,
+                                       static_cast<index_type>(slice) * columns_of_tile<Problem>);
+  mine.load();
+  mine.transform();
+
+  const int lane = mine.lane, lanes = static_cast<int>(blockDim.x), rows = lanes * Tile::rows_of_thread,
+            thread = static_cast<int>(threadIdx.y) * lanes + lane,
+            threads = lanes * static_cast<int>(blockDim.y);
+  const Operation operation = problem.operation;
+  const bool softmax = operation == Operation::softmax;
+  static_assert(Tile::keeps_outputs);
+  const Shared shared(shared_of_cluster_tile, rows, slices);
+  // Of a part's row, and of this thread's share of it.
+  const auto in_shared = [&](int p, int v) { return (p * rows_of_part + v) * lanes + lane; };
+  const int share = static_cast<int>(threadIdx.y) * Shared::shares / static_cast<int>(blockDim.y);
+  const auto in_share = [&](int p, int v) { return share * rows + in_shared(p, v); };
+  for (int i = thread; i < rows * Shared::shares; i += threads) shared.clear(i);
+  __syncthreads();
+#pragma unroll
+  for (int p = 0; p < parts; ++p) {
+    float max[rows_of_part];
+    Part::maxima(mine.part[p].top(), max);
+#pragma unroll
+    for (int v = 0; v < rows_of_part; ++v) shared.raise_top(in_share(p, v), max[v]);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int p = 0; p < parts; ++p) {
+#pragma unroll
+    for (int v = 0; v < rows_of_part; ++v) {
+      const int row = in_share(p, v);
+      shared.add(row, mine.part[p].sum(shared.top(row), v, softmax));
+    }
+  }
+  __syncthreads();
+  // A row by several threads: of each share one, and to each block.
+  constexpr bool has_shares = Shared::shares > 1;
+  const int threads_of_row = threads / rows, row = has_shares ? thread / Shared::shares : thread % rows,
+            of_row = has_shares ? thread % Shared::shares : thread / rows;
+  const int of_share = (has_shares ? of_row * rows : 0) + row;
+  PartialSoftmax<float> partial = Part::Part::share(shared.top(of_share), shared.sum(of_share));
+  if constexpr (has_shares) partial = join_lanes<Shared::shares>(partial);
+  cluster_wait();  // the others are there, too
+  for (int to = of_row; to < slices; to += threads_of_row) {
+    st_shared_cluster_b128(reinterpret_cast<Word16*>(&shared.partials[slice * rows + row]),
+                           static_cast<unsigned>(to), bits_as<Word16>(partial));
+  }
+  cluster_arrive();
+  cluster_wait();
+  if (thread < rows) {
+    auto have = PartialSoftmax<float>::none();
+    for (int first = 0; first < slices; first += static_cast<int>(slices_joined_at_once)) {
+      join_slices<slices_joined_at_once, 1>(have, [&](unsigned i) {
+        const int of = first + static_cast<int>(i);
+        return of < slices ? shared.partials[of * rows + thread] : PartialSoftmax<float>::none();
+      });
+    }
+    shared.results[thread] = Result(operation, have);
+  }
+  __syncthreads();
+
+  typename Tile::Sums sums;
+#pragma unroll
+  for (int p = 0; p < parts; ++p) {
+    float max[rows_of_part];
+    Result result[rows_of_part];
+#pragma unroll
+    for (int v = 0; v < rows_of_part; ++v) {
+      result[v] = shared.results[in_shared(p, v)];
+      max[v] = shared.top(in_share(p, v));
+    }
+    if (operation == Operation::logsumexp) {
+#pragma unroll
+      for (int v = 0; v < rows_of_part; ++v)
+        sums.of[p * rows_of_part + v] = store_as<typename Problem::Out>(result[v].logsumexp());
+    } else {
+      mine.form_outputs(p, max, result);
+    }
+  }
+  if (operation == Operation::logsumexp) {
+    if (slice == 0 && threadIdx.y == 0) mine.store(sums);
+  } else {
+    mine.store();
+  }
+}
+
+struct ClusterPerTile {
+  static constexpr const char* name = "cluster_per_tile";
+
+  /// (Sums of double have an order. Where outputs do not take the place of logits, or a transform takes rows
+  /// of 16 bits one by one, grid_pipelined_tiles is faster: bfloat16 to float 0.38 and 0.22, bfloat16 with a
+  /// factor 0.30 and 0.27, with a temperature 0.28 and 0.22, of 1000 columns.)
+  template <class Exec, class Problem>
+  static constexpr bool supports = [] {
+    if constexpr (sliced_rows_support<Exec, Problem>) {
+      return std::is_same_v<typename Problem::Acc, float> &&
+             sizeof(typename Problem::In) == sizeof(typename Problem::Out) &&
+             !(has_transform_v<Problem> && sizeof(typename Problem::In) == 2) &&
+             !is_known_at_run_time<typename Problem::Transform>;
+    } else {
+      return false;
+    }
+  }();
+
+  template <class Exec, class Problem>
+  static std::string_view refuse(const Exec& exec, const Problem& problem) {
+    const std::string_view by_slices = GridPipelinedTiles::refuse(exec, problem);
+    if (!by_slices.empty()) return by_slices;
+    const index_type slices = slices_of_tiles(problem);
+    if (slices > most_slices) return "a row has too many slices for a cluster";
+    if (!fits<Problem>(exec, static_cast<int>(slices))) return "the device has no room for such a cluster";
+    return refuse_wide_tile(problem);
+  }
+
+  template <class Exec, class Problem>
+  static std::string_view advise_against(const Exec& exec, const Problem& problem) {
+    const RowGeometry& g = problem.geometry;
+    constexpr bool is_16_bit = sizeof(typename Problem::In) == 2;
+    const bool reduces = problem.operation == Operation::logsumexp;
+    const index_type slices = slices_of_tiles(problem);
+    // (One H200, microseconds in a stream, grid_pipelined_tiles and this kernel, columns that begin anywhere:
+    // float 1000 x 1025 8.9 and 8.7, 4096 x 65 8.8 and 11.2, 1000 x 8385 42 and 36; bfloat16 8.7 and 12.3, 24
+    // and 26, 300 x 27905 34 and 31.)
+    constexpr index_type blocks_of_multiprocessor = is_16_bit ? 8 : 2;
+    if (tiles_of<Problem>(g.rows) * slices <
+        blocks_of_multiprocessor * exec.cuda_device_prop().multiProcessorCount)
+      return "there are too few rows for several in each thread";
+    // (Those were not timed.)
+    if (g.rank > 1 && !GridPipelinedTiles::rows_fill_boxes(problem))
+      return "there are too few rows side by side";
+    // (Fraction of a copy, likewise: where columns lie on boundaries of 16 bytes, but not on those of
+    // sectors, float 1000 columns 0.55 and 0.68, 4000 0.60 and 0.55, bfloat16 1000 0.57 and 0.56; logsumexp
+    // 0.70 and 0.59. On boundaries of pairs bfloat16 1000 columns 0.43 and 0.50, 4000 0.39 both. Logsumexp of
+    // columns that begin anywhere, of reading at a copy's speed, 1000 0.43 and 0.56, bfloat16 0.25 and 0.38,
+    // 4096 0.44 and 0.42, 0.25 and 0.30.)
+    constexpr index_type few_slices = 8;
+    const auto begin_at = [&](index_type bytes) {
+      const auto lie = [&](const auto* data, index_type column_stride) {
+        return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 &&
+               column_stride * static_cast<index_type>(sizeof(*data)) % bytes == 0;
+      };
+      return lie(problem.x, g.x_column_stride) && (reduces || lie(problem.y, g.y_column_stride));
+    };
+    const bool few = slices <= few_slices;
+    if (begin_at(is_16_bit || has_transform_v<Problem> || reduces || !few ? 16 : 32))
+      return "boxes of columns are copied faster";
+    // (Float with a factor, a bias as large as x, one for all rows, a mask, a temperature and GELU, 1000
+    // columns 0.44 and 0.55, 0.48 and 0.56, 0.43 and 0.49, 0.44 and 0.50, 0.44 and 0.48, 0.43 and 0.52, 4096
+    // 0.44 both, 0.51 and 0.44, 0.43 and 0.38, 0.45 and 0.39, 0.43 and 0.38, 0.43 and 0.42.)
+    if (!few && (has_transform_v<Problem> || (is_16_bit ? begin_at(4) : reduces)))
+      return "large clusters leave multiprocessors to no one";
+    return {};
+  }
+
+  template <class Exec, class Problem>
+  static void run(const Exec& exec, const Problem& problem) {
+    // `reserve` launches over no rows: that loads the kernel, which a capture could not do.
+    const auto slices = static_cast<int>(slices_of_tiles(problem));
+    static const bool early = has_grid_dependency_wait(kernel<Problem>);
+    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+      launch_clusters(exec, kernel<Problem>, early, static_cast<unsigned>(slices),
+                      blocks_of<Problem>(problem.geometry.rows, slices), threads,
+                      shared_bytes<Problem>(slices), problem, wide_tile_rows(problem));
+    });
+  }
+
+  /// Fewer rows, and others that lie elsewhere, are for grid_pipelined_tiles.
+  template <class Exec, class Problem>
+  static void reserve(const Exec& exec, const Problem& problem) {
+    GridPipelinedTiles::reserve(exec, problem);
+    Problem no_rows = problem;
+    no_rows.geometry.rows = 0;
+    GridPipelinedTiles::run(exec, no_rows);
+  }
+  /// And this kernel for some of those that are for that one.
+  template <class Exec, class Problem>
+  static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
+    if (!problem.axis_is_strided || !fits<Problem>(exec, least_slices)) return;
+    Problem no_rows = problem;
+    no_rows.geometry.rows = 0;
+    no_rows.geometry.columns = least_slices * columns_of_tile<Problem>;
+    run(exec, no_rows);
+  }
+
+ private:
+  static constexpr int lanes = 16, least_slices = 2, most_slices = 16;
+  static inline const dim3 threads{lanes, 32};
+
+  template <class Problem>
+  static constexpr auto* kernel = &cluster_per_tile_kernel<lanes, Problem>;
+  template <class Problem>
+  static constexpr int rows_of_tile = lanes* WideTile<Problem>::rows_of_thread;
+
+  template <class Problem>
+  static index_type tiles_of(index_type rows) {
+    return ceil_div(rows, index_type(rows_of_tile<Problem>));
+  }
+  template <class Problem>
+  static unsigned blocks_of(index_type rows, int slices) {
+    return static_cast<unsigned>(std::max<index_type>(1, tiles_of<Problem>(rows)) * slices);
+  }
+  template <class Problem>
+  static std::size_t shared_bytes(int slices) {
+    return static_cast<std::size_t>(SharedClusterTile<Problem>::bytes(rows_of_tile<Problem>, slices));
+  }
+
+  /// Whether the device can have a cluster of so many blocks.
+  template <class Problem>
+  static bool fits(const Kokkos::Cuda& exec, int slices) {
+    return slices <=
+           largest_cluster(kernel<Problem>, exec.cuda_device(), threads, shared_bytes<Problem>(most_slices));
+  }
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
