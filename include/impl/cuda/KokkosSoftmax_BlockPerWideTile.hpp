@@ -173,6 +173,29 @@ struct RowsOfThread {
     }
   }
 
+  /// Adds what this thread has of its rows to tallies that were cleared, place(p, v) those of a row; by all
+  /// threads of a block, which then see what all have added.
+  template <class Place>
+  __device__ __forceinline__ void add_to(const TalliesOfRows& tallies, const Place& place, bool softmax) {
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+      float max[rows_of_part];
+      Part::maxima(part[p].top(), max);
+#pragma unroll
+      for (int v = 0; v < rows_of_part; ++v) tallies.raise_top(place(p, v), max[v]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+#pragma unroll
+      for (int v = 0; v < rows_of_part; ++v) {
+        const int row = place(p, v);
+        tallies.add(row, part[p].sum(tallies.top(row), v, softmax));
+      }
+    }
+    __syncthreads();
+  }
+
   /// Puts outputs of a part in the place of its logits or, where they are larger, into y.
   template <class Result>
   __device__ void form_outputs(int p, const float (&max)[rows_of_part],
@@ -336,23 +359,7 @@ __global__ void __launch_bounds__(512, 2)
   if (slots > 1) {
     for (int row = slot * lanes + lane; row < rows; row += slots * lanes) shared.clear(row);
     __syncthreads();
-#pragma unroll
-    for (int p = 0; p < parts; ++p) {
-      float max[rows_of_part];
-      Part::maxima(mine.part[p].top(), max);
-#pragma unroll
-      for (int v = 0; v < rows_of_part; ++v) shared.raise_top(in_shared(p, v), max[v]);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int p = 0; p < parts; ++p) {
-#pragma unroll
-      for (int v = 0; v < rows_of_part; ++v) {
-        const int row = in_shared(p, v);
-        shared.add(row, mine.part[p].sum(shared.top(row), v, softmax));
-      }
-    }
-    __syncthreads();
+    mine.add_to(shared, in_shared, softmax);
     for (int row = slot * lanes + lane; row < rows; row += slots * lanes)
       shared.results[row] = typename Tile::Result(operation, shared.top(row), shared.sum(row));
     __syncthreads();

@@ -78,23 +78,7 @@ __global__ void __launch_bounds__(512, 2) cluster_per_tile_kernel(const __grid_c
   const auto in_share = [&](int p, int v) { return share * rows + in_shared(p, v); };
   for (int i = thread; i < rows * Shared::shares; i += threads) shared.clear(i);
   __syncthreads();
-#pragma unroll
-  for (int p = 0; p < parts; ++p) {
-    float max[rows_of_part];
-    Part::maxima(mine.part[p].top(), max);
-#pragma unroll
-    for (int v = 0; v < rows_of_part; ++v) shared.raise_top(in_share(p, v), max[v]);
-  }
-  __syncthreads();
-#pragma unroll
-  for (int p = 0; p < parts; ++p) {
-#pragma unroll
-    for (int v = 0; v < rows_of_part; ++v) {
-      const int row = in_share(p, v);
-      shared.add(row, mine.part[p].sum(shared.top(row), v, softmax));
-    }
-  }
-  __syncthreads();
+  mine.add_to(shared, in_share, softmax);
   // A row by several threads: of each share one, and to each block.
   constexpr bool has_shares = Shared::shares > 1;
   const int threads_of_row = threads / rows, row = has_shares ? thread / Shared::shares : thread % rows,
