@@ -159,29 +159,6 @@ struct BoundStep {
   BoundStep() : kind(0), scalar(0), operand{} {}
 };
 
-/// Whether the library's own transforms of a kind go on the host's vectors.
-template <class Ops>
-constexpr bool kind_goes_on_vectors(std::int32_t kind) {
-  using impl::goes_on_vectors;
-  if (kind == KOKKOSSOFTMAX_GELU_ERF)
-    return goes_on_vectors<impl::BoundFunctor<impl::GeluErfFunction>::Row, Ops>;
-  if (kind == KOKKOSSOFTMAX_GELU_TANH)
-    return goes_on_vectors<impl::BoundFunctor<impl::GeluTanhFunction>::Row, Ops>;
-  if (kind == normalizer_step)
-    return goes_on_vectors<typename impl::BoundNormalizer<typename Ops::Acc>::Row, Ops>;
-  return true;
-}
-
-/// Their chain does when all of its steps do.
-template <class Ops>
-constexpr std::uint32_t kinds_without_vectors() {
-  std::uint32_t kinds = 0;
-  for (std::int32_t kind = 0; kind < 32; ++kind) {
-    if (!kind_goes_on_vectors<Ops>(kind)) kinds |= std::uint32_t(1) << kind;
-  }
-  return kinds;
-}
-
 struct BoundAnyChain {
   std::int32_t count = 0;
   std::uint32_t kinds = 0;  ///< a bit for each kind that is in it
@@ -342,20 +319,6 @@ struct BoundAnyChain {
     template <class Ops>
     __attribute__((noinline)) void on_several(typename Ops::Vector* value, typename Ops::Mask* kept,
                                               int vectors, index_type column) const {
-      if (chain->kinds & kinds_without_vectors<Ops>()) {
-        // Then the library's own chain goes logit by logit.
-        using Acc = typename Ops::Acc;
-        alignas(64) Acc lane[Ops::width];
-        for (int v = 0; v < vectors; ++v, column += Ops::width) {
-          bool keeps[Ops::width];
-          Ops::store(lane, value[v]);
-          for (int i = 0; i < Ops::width; ++i) keeps[i] = true;
-          apply_to_neighbours(lane, keeps, column);
-          for (int i = 0; i < Ops::width; ++i) lane[i] = keeps[i] ? lane[i] : -impl::infinity_v<Acc>;
-          value[v] = Ops::load(lane);
-        }
-        return;
-      }
       for (std::int32_t s = 0; s < chain->count; ++s) {
         step_on_vectors<Ops>(chain->step[s], at[s], value, kept, vectors, column);
       }
@@ -459,10 +422,8 @@ struct BoundAnyChain {
                                 typename Ops::Mask* kept, int vectors, index_type column) {
       with_object_of_row<typename Ops::Acc>(step, [&](const auto& object_of) {
         const auto object = object_of(at);
-        if constexpr (impl::goes_on_vectors<decltype(object), Ops>) {
-          for (int v = 0; v < vectors; ++v)
-            object.template on_vector<Ops>(value[v], kept[v], column + v * Ops::width);
-        }
+        for (int v = 0; v < vectors; ++v)
+          object.template on_vector<Ops>(value[v], kept[v], column + v * Ops::width);
       });
     }
 
