@@ -196,6 +196,28 @@ struct RowsOfThread {
     __syncthreads();
   }
 
+  /// What becomes of a part: sums, or outputs.
+  template <class Result>
+  __device__ __forceinline__ void finish(Operation operation, int p, const float (&max)[rows_of_part],
+                                         const Result (&result)[rows_of_part], typename Tile::Sums& sums) {
+    if (operation == Operation::logsumexp) {
+#pragma unroll
+      for (int v = 0; v < rows_of_part; ++v)
+        sums.of[p * rows_of_part + v] = store_as<Out>(result[v].logsumexp());
+    } else {
+      form_outputs(p, max, result);
+    }
+  }
+  /// Writes it, sums by one slot of a row.
+  __device__ __forceinline__ void store(Operation operation, const typename Tile::Sums& sums,
+                                        bool has_sums) const {
+    if (operation == Operation::logsumexp) {
+      if (has_sums) store(sums);
+    } else if constexpr (Tile::keeps_outputs) {
+      store();
+    }
+  }
+
   /// Puts outputs of a part in the place of its logits or, where they are larger, into y.
   template <class Result>
   __device__ void form_outputs(int p, const float (&max)[rows_of_part],
@@ -382,19 +404,9 @@ __global__ void __launch_bounds__(512, 2)
         max[v] = shared.top(in_shared(p, v));
       }
     }
-    if (operation == Operation::logsumexp) {
-#pragma unroll
-      for (int v = 0; v < rows_of_part; ++v)
-        sums.of[p * rows_of_part + v] = store_as<typename Problem::Out>(result[v].logsumexp());
-    } else {
-      mine.form_outputs(p, max, result);
-    }
+    mine.finish(operation, p, max, result, sums);
   }
-  if (operation == Operation::logsumexp) {
-    if (slot == 0) mine.store(sums);
-  } else if constexpr (Tile::keeps_outputs) {
-    mine.store();
-  }
+  mine.store(operation, sums, slot == 0);
 }
 
 /// How rows lie that such a kernel takes.

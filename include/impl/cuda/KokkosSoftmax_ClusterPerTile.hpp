@@ -115,19 +115,9 @@ __global__ void __launch_bounds__(512, 2) cluster_per_tile_kernel(const __grid_c
       result[v] = shared.results[in_shared(p, v)];
       max[v] = shared.top(in_share(p, v));
     }
-    if (operation == Operation::logsumexp) {
-#pragma unroll
-      for (int v = 0; v < rows_of_part; ++v)
-        sums.of[p * rows_of_part + v] = store_as<typename Problem::Out>(result[v].logsumexp());
-    } else {
-      mine.form_outputs(p, max, result);
-    }
+    mine.finish(operation, p, max, result, sums);
   }
-  if (operation == Operation::logsumexp) {
-    if (slice == 0 && threadIdx.y == 0) mine.store(sums);
-  } else {
-    mine.store();
-  }
+  mine.store(operation, sums, slice == 0 && threadIdx.y == 0);
 }
 
 struct ClusterPerTile {
