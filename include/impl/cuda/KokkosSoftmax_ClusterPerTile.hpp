@@ -192,9 +192,12 @@ struct ClusterPerTile {
   static void run(const Exec& exec, const Problem& problem) {
     // `reserve` launches over no rows: that loads the kernel, which a capture could not do.
     const auto slices = static_cast<int>(slices_of_tiles(problem));
-    static const bool early = has_grid_dependency_wait(kernel<Problem>);
+    auto* const launched = kernel<Problem>;
+    static const bool early = has_grid_dependency_wait(launched);
+    // (Large clusters are allowed for the kernel that is asked for, see cooperative_limits.)
+    largest_cluster(launched, exec.cuda_device(), threads, shared_bytes<Problem>(most_slices));
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_clusters(exec, kernel<Problem>, early, static_cast<unsigned>(slices),
+      launch_clusters(exec, launched, early, static_cast<unsigned>(slices),
                       blocks_of<Problem>(problem.geometry.rows, slices), threads,
                       shared_bytes<Problem>(slices), problem, wide_tile_rows(problem));
     });

@@ -251,34 +251,35 @@ struct CooperativeLimits {
   }
 };
 
+/// What ask() says of a kernel and a device, asked for once.
+template <class Kernel, class Ask>
+const auto& asked_once(Kernel kernel, int device, const Ask& ask) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, decltype(ask())> known;
+  const std::pair<const void*, int> key{reinterpret_cast<const void*>(kernel), device};
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known.emplace(key, ask()).first->second;
+}
+
 /// CooperativeLimits::ask, once for each kernel and device. Who launches the kernel asks with the pointer
 /// that it launches: nvcc gives every translation unit a kernel of its own, and attributes are set for that
 /// one alone.
 template <class Kernel>
 const CooperativeLimits& cooperative_limits(Kernel kernel, int device, int threads, int shared) {
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, CooperativeLimits> known;
-  const std::pair<const void*, int> key{reinterpret_cast<const void*>(kernel), device};
-  const std::lock_guard lock(mutex);
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  return known.emplace(key, CooperativeLimits::ask(kernel, device, threads, shared)).first->second;
+  return asked_once(kernel, device, [&] { return CooperativeLimits::ask(kernel, device, threads, shared); });
 }
 
-/// Blocks of the largest cluster of a kernel that the device can have, none before compute capability 9.0;
-/// asked for once.
+/// Blocks of the largest cluster of a kernel that the device can have, none before compute capability 9.0.
+/// Asked for likewise, and then allowed.
 template <class Kernel>
 int largest_cluster(Kernel kernel, int device, dim3 threads, std::size_t shared_bytes) {
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, int> known;
-  const std::pair<const void*, int> key{reinterpret_cast<const void*>(kernel), device};
-  const std::lock_guard lock(mutex);
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  int major = 0, blocks = 0;
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "cudaDeviceGetAttribute");
-  if (major >= 9) {
+  return asked_once(kernel, device, [&] {
+    int major = 0, blocks = 0;
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+               "cudaDeviceGetAttribute");
+    if (major < 9) return 0;
     // (More than eight are not what every device of that capability has.)
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                "cudaFuncSetAttribute");
@@ -288,8 +289,8 @@ int largest_cluster(Kernel kernel, int device, dim3 threads, std::size_t shared_
     config.dynamicSmemBytes = shared_bytes;
     check_cuda(cudaOccupancyMaxPotentialClusterSize(&blocks, kernel, &config),
                "cudaOccupancyMaxPotentialClusterSize");
-  }
-  return known.emplace(key, blocks).first->second;
+    return blocks;
+  });
 }
 
 }  // namespace KokkosSoftmax::impl
