@@ -465,29 +465,36 @@ struct SimdOps {
     return load(lanes);
   }
 
+  /// Where AVX-512 reads and writes the lanes of a mask alone.
+  template <class T>
+  static constexpr bool masks_parts_of = avx512 &&
+                                         (std::is_same_v<T, Acc> || (is_16_bit_v<T> && sizeof(Acc) == 4));
+
   /// The first `count` (1 to width - 1) elements; the other lanes are `rest`.
   template <class T>
   KOKKOSSOFTMAX_HOST_FUNCTION static Vector load_part(const T* p, int count, Acc rest) {
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-    if constexpr (avx512) {
+    if constexpr (masks_parts_of<T>) {
       show_to_sanitizer(p, static_cast<std::size_t>(count) * sizeof(T));
       const auto mask = static_cast<std::uint32_t>((1u << count) - 1u);
-      if constexpr (std::is_same_v<T, float> && sizeof(Acc) == 4) {
+      if constexpr (std::is_same_v<T, float>) {
         return Vector(_mm512_mask_loadu_ps(_mm512_set1_ps(rest), static_cast<__mmask16>(mask), p));
-      } else if constexpr (std::is_same_v<T, double> && sizeof(Acc) == 8) {
+      } else if constexpr (std::is_same_v<T, double>) {
         return Vector(_mm512_mask_loadu_pd(_mm512_set1_pd(rest), static_cast<__mmask8>(mask), p));
-      } else if constexpr (is_16_bit_v<T> && sizeof(Acc) == 4) {
+      } else {
         const __m256i bits = _mm256_maskz_loadu_epi16(static_cast<__mmask16>(mask), p);
         const __m512 wide =
             std::is_same_v<T, half_t> ? _mm512_maskz_cvtph_ps(0xffff, bits) : from_bfloat16(bits);
         return Vector(_mm512_mask_blend_ps(static_cast<__mmask16>(mask), _mm512_set1_ps(rest), wide));
       }
-    }
+    } else
 #endif
-    alignas(64) Acc lanes[width];
-    for (int i = 0; i < width; ++i) lanes[i] = rest;
-    for (int i = 0; i < count; ++i) lanes[i] = load_as<Acc>(p[i]);
-    return load(lanes);
+    {
+      alignas(64) Acc lanes[width];
+      for (int i = 0; i < width; ++i) lanes[i] = rest;
+      for (int i = 0; i < count; ++i) lanes[i] = load_as<Acc>(p[i]);
+      return load(lanes);
+    }
   }
 
   /// The lanes of `mask` from `p`, the others from theirs behind `q`. All may be read.
@@ -555,21 +562,23 @@ struct SimdOps {
   template <class T>
   KOKKOSSOFTMAX_HOST_FUNCTION static void store_part(T* p, const Vector& v, int count) {
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-    if constexpr (avx512) {
+    if constexpr (masks_parts_of<T>) {
       show_to_sanitizer(p, static_cast<std::size_t>(count) * sizeof(T));
       const auto mask = static_cast<std::uint32_t>((1u << count) - 1u);
-      if constexpr (std::is_same_v<T, float> && sizeof(Acc) == 4) {
-        return _mm512_mask_storeu_ps(p, static_cast<__mmask16>(mask), raw(v));
-      } else if constexpr (std::is_same_v<T, double> && sizeof(Acc) == 8) {
-        return _mm512_mask_storeu_pd(p, static_cast<__mmask8>(mask), raw(v));
-      } else if constexpr (is_16_bit_v<T> && sizeof(Acc) == 4) {
-        return _mm256_mask_storeu_epi16(p, static_cast<__mmask16>(mask), to_16_bits<T>(raw(v)));
+      if constexpr (std::is_same_v<T, float>) {
+        _mm512_mask_storeu_ps(p, static_cast<__mmask16>(mask), raw(v));
+      } else if constexpr (std::is_same_v<T, double>) {
+        _mm512_mask_storeu_pd(p, static_cast<__mmask8>(mask), raw(v));
+      } else {
+        _mm256_mask_storeu_epi16(p, static_cast<__mmask16>(mask), to_16_bits<T>(raw(v)));
       }
-    }
+    } else
 #endif
-    alignas(64) Acc lanes[width];
-    store(lanes, v);
-    for (int i = 0; i < count; ++i) p[i] = store_as<T>(lanes[i]);
+    {
+      alignas(64) Acc lanes[width];
+      store(lanes, v);
+      for (int i = 0; i < count; ++i) p[i] = store_as<T>(lanes[i]);
+    }
   }
 
   /// Past the caches where the processor can; `p` is aligned to the bytes that are stored.
@@ -804,11 +813,12 @@ struct SimdOps {
       return std::bit_cast<__m256i>(_mm512_cvtneps_pbh(v));  // flushes subnormals to 0
 #else
       const __m512i bits = _mm512_castps_si512(v);
-      const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+      const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bits, 16), _mm512_set1_epi32(1));
       const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
       const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
       const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-      return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16));
+      return _mm512_maskz_cvtepi32_epi16(
+          0xffff, _mm512_maskz_srli_epi32(0xffff, _mm512_mask_blend_epi32(nan, rounded, quiet), 16));
 #endif
     }
   }

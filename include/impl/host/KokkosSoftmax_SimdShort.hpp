@@ -212,21 +212,21 @@ class SimdShort : SimdLanes<Problem, operation> {
     if constexpr (kind > 1) {
       for (int c = kind; c < pieces * piece; ++c) v[c] = Vector(Acc(0));
       SimdInterleaved<Acc, kind>::load(from, v);
-      return block<pieces, kind>(v, r, rows, padded, y);
-    }
-    for (int p = 0; p < pieces; ++p) {
-      if constexpr (std::is_void_v<Bytes>) {
-        alignas(64) Acc lanes[w];
-        for (int l = 0; l < w; ++l) lanes[l] = from[l * columns_ + p];
-        v[p] = Ops::load(lanes);
-      } else {
-        typename Bytes::Raw raw[piece];
-        for (int i = 0; i < piece; ++i)
-          raw[i] = Bytes::gather([&](int j) __attribute__((always_inline)) {
-            return from + (j * piece + i) * columns_ + p * piece;
-          });
-        transpose<Bytes, piece>(raw);
-        for (int i = 0; i < piece; ++i) v[p * piece + i] = std::bit_cast<Vector>(raw[i]);
+    } else {
+      for (int p = 0; p < pieces; ++p) {
+        if constexpr (std::is_void_v<Bytes>) {
+          alignas(64) Acc lanes[w];
+          for (int l = 0; l < w; ++l) lanes[l] = from[l * columns_ + p];
+          v[p] = Ops::load(lanes);
+        } else {
+          typename Bytes::Raw raw[piece];
+          for (int i = 0; i < piece; ++i)
+            raw[i] = Bytes::gather([&](int j) __attribute__((always_inline)) {
+              return from + (j * piece + i) * columns_ + p * piece;
+            });
+          transpose<Bytes, piece>(raw);
+          for (int i = 0; i < piece; ++i) v[p * piece + i] = std::bit_cast<Vector>(raw[i]);
+        }
       }
     }
     block<pieces, kind>(v, r, rows, padded, y);
