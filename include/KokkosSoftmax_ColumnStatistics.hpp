@@ -9,7 +9,7 @@
 #define KOKKOSSOFTMAX_COLUMNSTATISTICS_HPP
 
 #include <KokkosSoftmax_Transforms.hpp>
-#include <impl/portable/KokkosSoftmax_ColumnStatistics.hpp>
+#include <impl/KokkosSoftmax_RunColumnStatistics.hpp>
 
 #include <Kokkos_Profiling_ScopedRegion.hpp>
 

@@ -14,7 +14,6 @@
 #include <impl/portable/KokkosSoftmax_RowBlocks.hpp>
 
 #include <algorithm>
-#include <string>
 
 namespace KokkosSoftmax::impl {
 
@@ -32,6 +31,15 @@ struct Moments {
     squares += other.squares + difference * difference * count * share;
   }
 };
+
+/// The moments of `count` values from what they differ by from a value that is `shift` beside the column's
+/// first.
+KOKKOS_FORCEINLINE_FUNCTION Moments moments_of_differences(double shift, double sum, double squares,
+                                                           double count) {
+  const double mean = sum / count;
+  const double rest = squares - sum * mean;
+  return {shift + mean, rest < 0 ? 0 : rest};
+}
 
 /// A matrix whose columns are looked at through a transform.
 template <class In_, class Acc_, class Transform_>
@@ -61,9 +69,6 @@ struct ColumnsProblem {
 /// How the rows are cut; depends on the extents alone, because it decides the bits.
 template <class Exec>
 struct ColumnStatisticsPlan {
-  /// Columns of one work item: a thread of a device has one, neighbours beside it; a core of the host as many
-  /// as make its loops vectorise.
-  static constexpr int block = runs_on_host_v<Exec> ? 64 : 1;
   /// Rows that share the value from which differences are taken.
   static constexpr index_type rows_of_shift = 64;
   static constexpr index_type most_chunks = 256;
@@ -76,76 +81,60 @@ struct ColumnStatisticsPlan {
   static index_type chunks(index_type rows) { return ceil_div(rows, chunk_rows(rows)); }
 };
 
-/// The moments of a chunk of rows of some neighbouring columns.
+/// The moments of a chunk of rows of a column, by a thread of a device.
 template <class Exec, class Problem>
-struct ChunkOfColumns {
-  static constexpr int block = ColumnStatisticsPlan<Exec>::block;
+struct ChunkOfColumn {
   Problem problem;
   index_type chunk_rows;
 
-  KOKKOS_FUNCTION void reduce(index_type chunk, index_type first, int width, Moments (&total)[block]) const {
+  KOKKOS_FUNCTION Moments reduce(index_type chunk, index_type column) const {
     const index_type begin = chunk * chunk_rows;
     const index_type end = Kokkos::min(begin + chunk_rows, problem.rows);
+    Moments total{};
     for (index_type r = begin; r < end; r += ColumnStatisticsPlan<Exec>::rows_of_shift) {
       const index_type stop = Kokkos::min(r + ColumnStatisticsPlan<Exec>::rows_of_shift, end);
-      Moments part[block];
-      reduce_rows(r, stop, first, width, part);
-      for (int c = 0; c < width; ++c) {
-        if (r == begin) {
-          total[c] = part[c];
-        } else {
-          total[c].join(static_cast<double>(r - begin), part[c], static_cast<double>(stop - r));
-        }
+      const Moments part = reduce_rows(r, stop, column);
+      if (r == begin) {
+        total = part;
+      } else {
+        total.join(static_cast<double>(r - begin), part, static_cast<double>(stop - r));
       }
     }
+    return total;
   }
 
  private:
   /// Of rows that share the value from which differences are taken: that of the first of them.
-  KOKKOS_FUNCTION void reduce_rows(index_type begin, index_type end, index_type first, int width,
-                                   Moments (&part)[block]) const {
-    double shift[block] = {}, sum[block] = {}, squares[block] = {};
-    const auto add = [&](int c, double value) {
-      const double difference = value - shift[c];
-      sum[c] += difference;
-      squares[c] += difference * difference;
+  KOKKOS_FUNCTION Moments reduce_rows(index_type begin, index_type end, index_type column) const {
+    double shift = 0, sum = 0, squares = 0;
+    const auto add = [&](double value) {
+      const double difference = value - shift;
+      sum += difference;
+      squares += difference * difference;
     };
     index_type i = begin;
-    if constexpr (block == 1) {
-      // A batch of loads is under way while the one before it is added.
-      constexpr int batch = 16;
-      if (end - begin >= batch && problem.transform_of_all_rows_is_one()) {
-        const auto row = problem.transform.at_row(0);
-        typename Problem::In raw[batch];
-        const auto load = [&] {
-          for (int k = 0; k < batch; ++k) raw[k] = problem.element(i + k, first);
-        };
-        load();
-        shift[0] = problem.transformed_element(row, raw[0], first);
-        for (; i + batch <= end;) {
-          typename Problem::In now[batch];
-          for (int k = 0; k < batch; ++k) now[k] = raw[k];
-          i += batch;
-          if (i + batch <= end) load();
-          for (int k = 0; k < batch; ++k) add(0, problem.transformed_element(row, now[k], first));
-        }
+    // A batch of loads is under way while the one before it is added.
+    constexpr int batch = 16;
+    if (end - begin >= batch && problem.transform_of_all_rows_is_one()) {
+      const auto row = problem.transform.at_row(0);
+      typename Problem::In raw[batch];
+      const auto load = [&] {
+        for (int k = 0; k < batch; ++k) raw[k] = problem.element(i + k, column);
+      };
+      load();
+      shift = problem.transformed_element(row, raw[0], column);
+      for (; i + batch <= end;) {
+        typename Problem::In now[batch];
+        for (int k = 0; k < batch; ++k) now[k] = raw[k];
+        i += batch;
+        if (i + batch <= end) load();
+        for (int k = 0; k < batch; ++k) add(problem.transformed_element(row, now[k], column));
       }
     }
-    if (i == begin) {
-      const auto row = problem.transform.at_row(begin);
-      for (int c = 0; c < width; ++c) shift[c] = problem.value(row, begin, first + c);
-    }
-    for (; i < end; ++i) {
-      const auto row = problem.transform.at_row(i);
-      for (int c = 0; c < width; ++c) add(c, problem.value(row, i, first + c));
-    }
-    const double count = static_cast<double>(end - begin);
-    const auto row = problem.transform.at_row(0);
-    for (int c = 0; c < width; ++c) {
-      const double mean = sum[c] / count;
-      const double rest = squares[c] - sum[c] * mean;
-      part[c] = {(shift[c] - problem.value(row, 0, first + c)) + mean, rest < 0 ? 0 : rest};
-    }
+    if (i == begin) shift = problem.value(problem.transform.at_row(begin), begin, column);
+    for (; i < end; ++i) add(problem.value(problem.transform.at_row(i), i, column));
+    const double of_first_row = problem.value(problem.transform.at_row(0), 0, column);
+    return moments_of_differences(shift - of_first_row, sum, squares, static_cast<double>(end - begin));
   }
 };
 
@@ -183,20 +172,15 @@ struct JoinChunks {
   }
 };
 
-/// First of two launches: a work item has a chunk of `block` columns.
+/// First of two launches.
 template <class Exec, class Problem>
 struct ReduceColumns {
-  static constexpr int block = ColumnStatisticsPlan<Exec>::block;
-  ChunkOfColumns<Exec, Problem> chunk_of;
+  ChunkOfColumn<Exec, Problem> chunk_of;
   Moments* partials;  ///< chunks x columns
 
   KOKKOS_FUNCTION void operator()(index_type item) const {
-    const index_type columns = chunk_of.problem.columns, blocks = ceil_div(columns, block);
-    const index_type chunk = item / blocks, first = (item - chunk * blocks) * block;
-    const int width = static_cast<int>(Kokkos::min<index_type>(block, columns - first));
-    Moments total[block];
-    chunk_of.reduce(chunk, first, width, total);
-    for (int c = 0; c < width; ++c) partials[chunk * columns + first + c] = total[c];
+    const index_type columns = chunk_of.problem.columns, chunk = item / columns;
+    partials[item] = chunk_of.reduce(chunk, item - chunk * columns);
   }
 };
 
@@ -217,7 +201,7 @@ template <class Exec, class Problem, class Sink>
 struct ReduceAndJoinColumns {
   static constexpr int lanes = 32, most_threads = 8;
   using Bounds = Kokkos::LaunchBounds<lanes * most_threads, 2>;
-  ChunkOfColumns<Exec, Problem> chunk_of;
+  ChunkOfColumn<Exec, Problem> chunk_of;
   Sink sink;
 
   /// More chunks have too few threads in this form, unless many columns make up for it.
@@ -237,9 +221,7 @@ struct ReduceAndJoinColumns {
         static_cast<int>(chunks * lanes * sizeof(Moments)), alignof(Moments)));
     for (index_type chunk = team.team_rank(); chunk < chunks; chunk += team.team_size()) {
       Kokkos::parallel_for(Kokkos::ThreadVectorRange(team, width), [&](int lane) {
-        Moments total[1];
-        chunk_of.reduce(chunk, first + lane, 1, total);
-        partials[chunk * lanes + lane] = total[0];
+        partials[chunk * lanes + lane] = chunk_of.reduce(chunk, first + lane);
       });
     }
     team.team_barrier();
@@ -253,29 +235,6 @@ struct ReduceAndJoinColumns {
 template <class Exec>
 std::size_t column_statistics_bytes(index_type rows, index_type columns) {
   return static_cast<std::size_t>(ColumnStatisticsPlan<Exec>::chunks(rows) * columns) * sizeof(Moments);
-}
-
-/// `partials` has column_statistics_bytes(); rows > 0.
-template <class Exec, class Problem, class Sink>
-void run_column_statistics(const Exec& exec, const std::string& label, const Problem& problem,
-                           Moments* partials, const Sink& sink) {
-  using Plan = ColumnStatisticsPlan<Exec>;
-  const index_type chunk_rows = Plan::chunk_rows(problem.rows), chunks = Plan::chunks(problem.rows);
-  const ChunkOfColumns<Exec, Problem> chunk_of{problem, chunk_rows};
-  if constexpr (!runs_on_host_v<Exec>) {
-    using OneLaunch = ReduceAndJoinColumns<Exec, Problem, Sink>;
-    if (OneLaunch::is_faster(chunks, problem.columns)) {
-      launch_teams<typename OneLaunch::Bounds>(
-          exec, label, ceil_div(problem.columns, OneLaunch::lanes),
-          static_cast<int>(std::min<index_type>(chunks, OneLaunch::most_threads)), OneLaunch::lanes,
-          OneLaunch::team_scratch(chunks), OneLaunch{chunk_of, sink});
-      return;
-    }
-  }
-  launch_range(exec, label + "::reduce", chunks * ceil_div(problem.columns, Plan::block),
-               ReduceColumns<Exec, Problem>{chunk_of, partials});
-  launch_range(exec, label + "::join", problem.columns,
-               JoinColumns<Problem, Sink>{{problem, chunk_rows, sink}, partials});
 }
 
 }  // namespace KokkosSoftmax::impl

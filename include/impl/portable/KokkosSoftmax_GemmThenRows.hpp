@@ -10,7 +10,7 @@
 
 #include <impl/KokkosSoftmax_LinearProblem.hpp>
 #include <impl/KokkosSoftmax_SoftmaxCandidates.hpp>
-#include <impl/portable/KokkosSoftmax_ColumnStatistics.hpp>
+#include <impl/KokkosSoftmax_RunColumnStatistics.hpp>
 
 #include <climits>
 #include <string>
