@@ -35,6 +35,17 @@ void expect_implementation(std::int64_t columns, std::int64_t rows, const char* 
   Exec().fence();
 }
 
+// Images of 300 channels.
+template <class T>
+void expect_implementation_of_images(std::int64_t side, const char* expected) {
+  const std::int64_t images = 200, channels = 300, pixels = side * side;
+  const Kokkos::View<T***, Kokkos::LayoutRight, Kokkos::CudaSpace> x("x", images, channels, pixels),
+      y("y", images, channels, pixels);
+  ks::softmax(Exec(), x, y, ks::axis(1));
+  EXPECT_STREQ(ks::last_implementation(), expected) << ks::scalar_name<T>() << ' ' << side;
+  Exec().fence();
+}
+
 // Rows enough for several in each thread.
 std::int64_t many_rows() {
   return std::int64_t(8 * 2048) * Exec().cuda_device_prop().multiProcessorCount;
@@ -68,6 +79,10 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   expect_implementation<half_t>(300, 100001, several);
   expect_implementation<half_t>(300, 100000, sliced);
   expect_implementation<double>(300, 100001, sliced);
+  // Of images that do not fill boxes a thread's rows have to be neighbours.
+  expect_implementation_of_images<float>(14, several);
+  expect_implementation_of_images<float>(13, sliced);
+  expect_implementation_of_images<float>(28, sliced);
 }
 
 // Rows of which some are special, in slices, in a thread's share of one, and as a whole.

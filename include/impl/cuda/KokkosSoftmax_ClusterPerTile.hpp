@@ -161,9 +161,6 @@ struct ClusterPerTile {
     if (tiles_of<Problem>(g.rows) * slices <
         blocks_of_multiprocessor * exec.cuda_device_prop().multiProcessorCount)
       return "there are too few rows for several in each thread";
-    // (Those were not timed.)
-    if (g.rank > 1 && !GridPipelinedTiles::rows_fill_boxes(problem))
-      return "there are too few rows side by side";
     // (Fraction of a copy, likewise: where columns lie on boundaries of 16 bytes, but not on those of
     // sectors, float 1000 columns 0.55 and 0.68, 4000 0.60 and 0.55, bfloat16 1000 0.57 and 0.56; logsumexp
     // 0.70 and 0.59. On boundaries of pairs bfloat16 1000 columns 0.43 and 0.50, 4000 0.39 both. Logsumexp of
@@ -178,7 +175,14 @@ struct ClusterPerTile {
       return lie(problem.x, g.x_column_stride) && (reduces || lie(problem.y, g.y_column_stride));
     };
     const bool few = slices <= few_slices;
-    if (begin_at(is_16_bit || has_transform_v<Problem> || reduces || !few ? 16 : 32))
+    // (Of several dimensions, where rows side by side are too few for boxes, threads copy there: one H100, 14
+    // x 14 images of float, 300 columns 0.58 and 0.73, 1000 0.68 and 0.83, 4000 0.66 and 0.69, 20 x 20 of
+    // bfloat16 0.60 and 0.68, 0.79 and 0.91, 0.71 and 0.72; but 28 x 28, which fill boxes, 1000 columns 0.93
+    // and 0.88, 1.04 and 0.90.)
+    const bool has_boxes = g.rank <= 1 || GridPipelinedTiles::rows_fill_boxes(problem);
+    if (!has_boxes && has_transform_v<Problem>)
+      return "a transform of so few rows side by side was not timed";
+    if (has_boxes && begin_at(is_16_bit || has_transform_v<Problem> || reduces || !few ? 16 : 32))
       return "boxes of columns are copied faster";
     // (Float with a factor, a bias as large as x, one for all rows, a mask, a temperature and GELU, 1000
     // columns 0.44 and 0.55, 0.48 and 0.56, 0.43 and 0.49, 0.44 and 0.50, 0.44 and 0.48, 0.43 and 0.52, 4096
