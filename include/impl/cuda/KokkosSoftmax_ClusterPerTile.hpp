@@ -176,12 +176,11 @@ struct ClusterPerTile {
     };
     const bool few = slices <= few_slices;
     // (Of several dimensions, where rows side by side are too few for boxes, threads copy there: one H100, 14
-    // x 14 images of float, 300 columns 0.58 and 0.73, 1000 0.68 and 0.83, 4000 0.66 and 0.69, 20 x 20 of
-    // bfloat16 0.60 and 0.68, 0.79 and 0.91, 0.71 and 0.72; but 28 x 28, which fill boxes, 1000 columns 0.93
-    // and 0.88, 1.04 and 0.90.)
+    // x 14 images of float, 300 columns 0.58 and 0.73, 1000 0.68 and 0.83, 4000 0.66 and 0.69, of 1000 with a
+    // factor 0.78 and 0.91, GELU 0.63 and 0.74, a bias as large as x 0.66 and 0.72, one for all rows 0.63 and
+    // 0.68, a mask 0.62 and 0.65, 4000 with a factor 0.77 and 0.72; 20 x 20 of bfloat16 0.60 and 0.68, 0.79
+    // and 0.91, 0.71 and 0.72; but 28 x 28, which fill boxes, 1000 columns 0.93 and 0.88, 1.04 and 0.90.)
     const bool has_boxes = g.rank <= 1 || GridPipelinedTiles::rows_fill_boxes(problem);
-    if (!has_boxes && has_transform_v<Problem>)
-      return "a transform of so few rows side by side was not timed";
     if (has_boxes && begin_at(is_16_bit || has_transform_v<Problem> || reduces || !few ? 16 : 32))
       return "boxes of columns are copied faster";
     // (Float with a factor, a bias as large as x, one for all rows, a mask, a temperature and GELU, 1000
