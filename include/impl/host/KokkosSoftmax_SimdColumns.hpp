@@ -89,10 +89,9 @@ struct SimdReduceColumns {
       const auto count = static_cast<double>(stop - r), before = static_cast<double>(r - begin);
       for_columns(width, [&](int c) {
         const Moments part = moments_of_differences(shift[c] - of_first_row[c], sum[c], squares[c], count);
-        Moments all{mean[c], total[c]};
-        if (r == begin) {
-          all = part;
-        } else {
+        Moments all = part;
+        if (r != begin) {
+          all = {mean[c], total[c]};
           all.join(before, part, count);
         }
         mean[c] = all.mean;
