@@ -1099,6 +1099,26 @@ KOKKOS_FORCEINLINE_FUNCTION void apply_stage_to_neighbours(const RowStage& stage
   }
 }
 
+/// Says that it transforms all logits that a thread of a device holds at once, vectors of `together`
+/// neighbours, -inf and masks included: transform_held<together>(values, columns). `columns` is as
+/// HeldNeighbours: vector v is of the columns origin + offset(v, i), which begin at origin + offset(v) if
+/// vectors_are_whole; where a logit is of no column, that of another one. What it skips, and vectors behind
+/// that, hold nothing. anew() gives the same, see not_known() of CUDA.
+template <class RowStage>
+concept transforms_held_logits = requires {
+  RowStage::transforms_held_logits;
+};
+
+/// A single vector.
+struct HeldNeighbours {
+  static constexpr bool vectors_are_whole = true;
+  index_type origin;
+  KOKKOS_FORCEINLINE_FUNCTION static constexpr bool skips(int) { return false; }
+  KOKKOS_FORCEINLINE_FUNCTION static constexpr int offset(int) { return 0; }
+  KOKKOS_FORCEINLINE_FUNCTION static constexpr int offset(int, int i) { return i; }
+  KOKKOS_FORCEINLINE_FUNCTION HeldNeighbours anew() const { return *this; }
+};
+
 /// Whether a bound stage drops the end of any row of so many columns.
 template <class Bound>
 KOKKOS_FORCEINLINE_FUNCTION bool drops_ends(const Bound& bound, index_type columns) {
@@ -1119,11 +1139,21 @@ inline constexpr int operands_of = [] {
   }
 }();
 
-/// Whether a bound transform is a chain that is known at run time alone: it calls a function, around which
-/// rows would not stay in registers.
+/// Whether a bound transform is a chain that is known at run time alone: what looks up what to do is long,
+/// and compiled for fewer kernels.
 template <class Bound>
 inline constexpr bool is_known_at_run_time = requires(const Bound& bound) {
   bound.with_rows_from(index_type(0));
+};
+
+/// Whether it is one whose operands are known at run time, too. visit_operands shows those whose columns lie
+/// side by side, as a stage whose operands are known when it is compiled, and so does a row's
+/// for_each_operand(use): use(number, data, bytes of a scalar). has_copies says to the row's object that
+/// those of two columns from one on were copied: to where in a slot, each as far behind a `line` of memory as
+/// it was.
+template <class Bound>
+inline constexpr bool shows_operands_at_run_time = requires {
+  Bound::shows_operands_at_run_time;
 };
 
 /// A row's object with what `map` makes of each of its operands with a value for each logit: one that gives

@@ -16,6 +16,16 @@
 
 namespace KokkosSoftmax::c {
 
+/// Before a loop over what a device holds in registers, which have no index; and one over steps, each of
+/// which is long.
+#if defined(__CUDA_ARCH__)
+#define KOKKOSSOFTMAX_UNROLLED _Pragma("unroll")
+#define KOKKOSSOFTMAX_NOT_UNROLLED _Pragma("unroll 1")
+#else
+#define KOKKOSSOFTMAX_UNROLLED
+#define KOKKOSSOFTMAX_NOT_UNROLLED
+#endif
+
 /// Kinds beside those of the C interface: a BatchNorm of a head brought to factor and shift, and a bias that
 /// is in the shift of the one after it.
 inline constexpr std::int32_t normalizer_step = 30, taken_over_bias_step = 31;
@@ -149,6 +159,7 @@ struct TakenOverBias {
 struct BoundStep {
   std::int32_t kind;
   std::int32_t scalar;  ///< of the operand of a bias, a scale or a temperature
+  std::int32_t number;  ///< among the operands whose columns lie side by side; -1: it has none
   union {
     double factor;
     impl::BoundCausal causal;
@@ -156,15 +167,32 @@ struct BoundStep {
     AnyBatchNorm batch_norm;
     AnyNormalizer normalizer;
   };
-  BoundStep() : kind(0), scalar(0), operand{} {}
+  BoundStep() : kind(0), scalar(0), number(-1), operand{} {}
 };
 
 struct BoundAnyChain {
   std::int32_t count = 0;
-  std::uint32_t kinds = 0;  ///< a bit for each kind that is in it
+  std::uint32_t kinds = 0;        ///< a bit for each kind that is in it
+  std::int32_t side_by_side = 0;  ///< operands whose columns are
   bool rows_alike = true;
   index_type first_row = 0;  ///< of a panel of rows
   BoundStep step[max_steps];
+
+  static constexpr bool shows_operands_at_run_time = true;  ///< see there
+  template <class Use>
+  void visit_operands(const Use& use) const {
+    for (std::int32_t s = 0; s < count; ++s) {
+      const auto show = [&]<class T>(const T* data) {
+        use(impl::LogitOperand<T>{data, step[s].operand.row_offset, step[s].operand.column_stride});
+      };
+      if (step[s].number < 0) continue;
+      if (step[s].kind == KOKKOSSOFTMAX_MASK) {
+        show(static_cast<const bool*>(step[s].operand.data));
+      } else {
+        with_scalar(step[s].operand.data, step[s].scalar, show);
+      }
+    }
+  }
 
   KOKKOS_FORCEINLINE_FUNCTION bool has_rows_alike() const { return rows_alike; }
   KOKKOS_FORCEINLINE_FUNCTION bool drops_ends(index_type) const {
@@ -172,16 +200,49 @@ struct BoundAnyChain {
   }
 
   struct Row {
-    static constexpr bool takes_distant_columns = true;  ///< see apply_to_columns
+    static constexpr bool transforms_held_logits = true;
     const BoundAnyChain* chain;
-    index_type
-        at[max_steps];  ///< of a step's operand, the row's offset; of causal, the last column that is kept
+    index_type row;  ///< in the order of the operands
+    /// On the host. Of a step's operand, the row's offset; of causal, the last column that is kept. (A device
+    /// finds them when a step is applied: an array with an index that is not known would be in memory.)
+    index_type at[max_steps];
+    /// On a device. Where operands were copied to, if they were.
+    const char* copies = nullptr;
+    int copied_to[2];
+    index_type first_copied;
+    int line_of_copies;
+
+    KOKKOS_FORCEINLINE_FUNCTION void has_copies(const char* slot, int first, int second, index_type column,
+                                                int line) {
+      copies = slot;
+      copied_to[0] = first;
+      copied_to[1] = second;
+      first_copied = column;
+      line_of_copies = line;
+    }
+    template <class Use>
+    KOKKOS_FORCEINLINE_FUNCTION void for_each_operand(const Use& use) const {
+      KOKKOSSOFTMAX_NOT_UNROLLED
+      for (std::int32_t s = 0; s < chain->count; ++s) {
+        const BoundStep& step = chain->step[s];
+        if (step.number < 0) continue;
+        const int bytes = bytes_of_operand(step);
+        use(step.number, static_cast<const char*>(step.operand.data) + place(s) * bytes, bytes);
+      }
+    }
+
+    /// That of a step.
+    KOKKOS_FORCEINLINE_FUNCTION index_type place(std::int32_t s) const {
+      KOKKOS_IF_ON_HOST((return at[s];))
+      KOKKOS_IF_ON_DEVICE((return chain->place_of_row(chain->step[s], row);))
+    }
 
     KOKKOS_FORCEINLINE_FUNCTION index_type end_of_kept(index_type columns) const {
       index_type end = columns;
+      if (!chain->drops_ends(columns)) return end;
       for (std::int32_t s = 0; s < chain->count; ++s) {
         if (chain->step[s].kind == KOKKOSSOFTMAX_CAUSAL)
-          end = Kokkos::min(end, impl::BoundCausal::Row{at[s]}.end_of_kept(columns));
+          end = Kokkos::min(end, impl::BoundCausal::Row{place(s)}.end_of_kept(columns));
       }
       return end;
     }
@@ -197,109 +258,44 @@ struct BoundAnyChain {
 
     template <class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply(Acc& value, bool& kept, index_type column) const {
-      Acc values[1] = {value};
-      bool keeps[1] = {kept};
-      apply_to_neighbours(values, keeps, column);
-      value = values[0];
-      kept = keeps[0];
+      const OneLogit<Acc> logit = applied_to_one(OneLogit<Acc>{value, kept}, chain, row, column);
+      value = logit.value;
+      kept = logit.kept;
     }
 
     template <int width, class Acc>
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
                                                          index_type first) const {
-      constexpr int lanes = width < 8 ? width : 8;
-      for (int begin = 0; begin < width; begin += lanes)
-        apply_to_lanes<lanes, lanes>(value + begin, kept + begin, first + begin, 0);
+      const impl::HeldNeighbours columns{first};
+      apply_steps<width>(value, columns);
+      apply_masks<width, width>(columns, [&](int i, bool keeps) { kept[i] = kept[i] && keeps; });
     }
 
-    /// The same of as many neighbours as `together` every `distance` columns.
-    template <int together, int width, class Acc>
-    KOKKOS_FORCEINLINE_FUNCTION void apply_to_columns(Acc (&value)[width], bool (&kept)[width],
-                                                      index_type first, int distance) const {
-      static_assert(width <= 8);
-      apply_to_lanes<together, width>(value, kept, first, distance);
-    }
-
-    /// Logits of some columns, which a device's function takes and gives back in registers.
-    template <class Acc, int width>
-    struct Lanes {
-      Acc value[width];
-      std::uint32_t kept;  ///< a bit for each
-
-      KOKKOS_FORCEINLINE_FUNCTION bool keeps(int i) const { return kept >> i & 1; }
-      KOKKOS_FORCEINLINE_FUNCTION void keep_if(int i, bool condition) {
-        kept &= ~(static_cast<std::uint32_t>(!condition) << i);
+    /// See impl::transforms_held_logits.
+    template <int together, int count, class Acc, class Columns>
+    KOKKOS_FORCEINLINE_FUNCTION void transform_held(Acc (&value)[count], const Columns& columns) const {
+      constexpr auto minus_infinity = -impl::infinity_v<Acc>;
+      // Few rows have any.
+      Acc least = value[0];
+      for_each_held<together>(value, columns, [&](Acc& v, int, int) { least = Kokkos::fmin(least, v); });
+      const bool has_minus_infinity = least == minus_infinity;
+      std::uint32_t dropped[(count + 31) / 32] = {};
+      const auto number = [](int v, int i) { return v * together + i; };
+      if (has_minus_infinity) {
+        for_each_held<together>(value, columns, [&](Acc& one, int v, int i) {
+          dropped[number(v, i) / 32] |= static_cast<std::uint32_t>(one == minus_infinity)
+                                        << number(v, i) % 32;
+        });
       }
-    };
-
-    /// A function that is called: inlined wherever a kernel has a logit it would be most of the library, and
-    /// of the time to compile it.
-    template <int together, class Acc, int width>
-    KOKKOS_FUNCTION __attribute__((noinline)) Lanes<Acc, width> transformed(Lanes<Acc, width> l,
-                                                                            index_type first,
-                                                                            int distance) const {
-      Acc(&value)[width] = l.value;
-      const auto column = [&](int i) { return first + column_of_lane<together>(i, distance); };
-      for (std::int32_t s = 0; s < chain->count; ++s) {
-        const BoundStep& step = chain->step[s];
-        switch (step.kind) {
-          case KOKKOSSOFTMAX_SCALE: {
-            const impl::ScaleFunction scale{step.factor};
-            for (int i = 0; i < width; ++i) value[i] = scale(value[i], 0, 0);
-            break;
-          }
-          case KOKKOSSOFTMAX_TEMPERATURE: {
-            const impl::SharedDivisor<Acc> divisor(load_any<Acc>(step.operand.data, step.scalar, at[s]));
-            for (int i = 0; i < width; ++i) value[i] = divisor.quotient(value[i]);
-            break;
-          }
-          case KOKKOSSOFTMAX_MASK: {
-            const auto mask = mask_of(step, at[s]);
-            for (int i = 0; i < width; ++i) l.keep_if(i, mask.keeps(column(i)));
-            break;
-          }
-          case KOKKOSSOFTMAX_CAUSAL:
-            for (int i = 0; i < width; ++i) l.keep_if(i, column(i) <= at[s]);
-            break;
-          case KOKKOSSOFTMAX_BIAS:
-            with_scalar(
-                step.operand.data, step.scalar,
-                CombineLanes<impl::Plus, together, width, Acc>{
-                    value, at[s] + first * step.operand.column_stride, step.operand.column_stride, distance});
-            break;
-          case KOKKOSSOFTMAX_SCALE_BY:
-            with_scalar(
-                step.operand.data, step.scalar,
-                CombineLanes<impl::Times, together, width, Acc>{
-                    value, at[s] + first * step.operand.column_stride, step.operand.column_stride, distance});
-            break;
-          case KOKKOSSOFTMAX_GELU_ERF:
-            for (int i = 0; i < width; ++i) value[i] = impl::GeluErfFunction{}(value[i], 0, 0);
-            break;
-          case KOKKOSSOFTMAX_GELU_TANH:
-            for (int i = 0; i < width; ++i) value[i] = impl::GeluTanhFunction{}(value[i], 0, 0);
-            break;
-          case KOKKOSSOFTMAX_RELU:
-            for (int i = 0; i < width; ++i) value[i] = impl::ReluFunction{}(value[i], 0, 0);
-            break;
-          case KOKKOSSOFTMAX_BATCH_NORM: {
-            const AnyBatchNorm& b = step.batch_norm;
-            for (int i = 0; i < width; ++i) {
-              const index_type c = column(i);
-              value[i] = impl::batch_normalized<Acc>(value[i], b.mean.template at<Acc>(c),
-                                                     b.variance.template at<Acc>(c), static_cast<Acc>(b.eps),
-                                                     b.gamma.template at<Acc>(c), b.beta.template at<Acc>(c));
-            }
-            break;
-          }
-          case normalizer_step: {
-            const auto normalizer = step.normalizer.template row<Acc>();
-            for (int i = 0; i < width; ++i) value[i] = normalizer(value[i], column(i));
-            break;
-          }
-        }
+      apply_steps<together>(value, columns);
+      apply_masks<together, count>(columns, [&](int i, bool keeps) {
+        if (!keeps) value[i] = minus_infinity;
+      });
+      if (has_minus_infinity) {
+        for_each_held<together>(value, columns, [&](Acc& one, int v, int i) {
+          if (dropped[number(v, i) / 32] >> number(v, i) % 32 & 1) one = minus_infinity;
+        });
       }
-      return l;
     }
 
     template <class Ops>
@@ -372,45 +368,285 @@ struct BoundAnyChain {
     }
 
    private:
-    /// From the first one's.
-    template <int together>
-    KOKKOS_FORCEINLINE_FUNCTION static int column_of_lane(int lane, int distance) {
-      return lane / together * distance + lane % together;
+    template <class Acc>
+    struct OneLogit {
+      Acc value;
+      bool kept;
+    };
+    /// A function that is called, where there are no neighbours: inlined there, too, it would be a large part
+    /// of the library, and of the time to compile it.
+    template <class Acc>
+    KOKKOS_FUNCTION __attribute__((noinline)) static OneLogit<Acc> applied_to_one(OneLogit<Acc> logit,
+                                                                                  const BoundAnyChain* chain,
+                                                                                  index_type row,
+                                                                                  index_type column) {
+      Row of_row;
+      of_row.chain = chain;
+      of_row.row = row;
+      KOKKOS_IF_ON_HOST((chain->find_places(of_row);))
+      Acc value[1] = {logit.value};
+      const impl::HeldNeighbours columns{column};
+      of_row.template apply_steps<1>(value, columns);
+      logit.value = value[0];
+      of_row.template apply_masks<1, 1>(columns, [&](int, bool keeps) { logit.kept = logit.kept && keeps; });
+      return logit;
     }
 
-    template <int together, int width, class Acc>
-    KOKKOS_FORCEINLINE_FUNCTION void apply_to_lanes(Acc* value, bool* kept, index_type first,
-                                                    int distance) const {
-      Lanes<Acc, width> l;
-      l.kept = 0;
-      for (int i = 0; i < width; ++i) {
-        l.value[i] = value[i];
-        l.kept |= static_cast<std::uint32_t>(kept[i]) << i;
-      }
-      l = transformed<together>(l, first, distance);
-      for (int i = 0; i < width; ++i) {
-        value[i] = l.value[i];
-        kept[i] = l.keeps(i);
+    /// Called, too: what is long, and rare.
+    KOKKOS_FUNCTION __attribute__((noinline)) static double gelu_of_double(double value, bool by_erf) {
+      return by_erf ? impl::gelu_by_erf(value) : impl::gelu_by_tanh(value);
+    }
+
+    /// f(value, its vector, its place there) of all.
+    template <int together, int count, class Acc, class Columns, class F>
+    KOKKOS_FORCEINLINE_FUNCTION static void for_each_held(Acc (&value)[count], const Columns& columns,
+                                                          const F& f) {
+      KOKKOSSOFTMAX_UNROLLED
+      for (int v = 0; v < count / together; ++v) {
+        if (columns.skips(v)) break;
+        KOKKOSSOFTMAX_UNROLLED
+        for (int i = 0; i < together; ++i) f(value[v * together + i], v, i);
       }
     }
 
-    template <class Combine, int together, int width, class Acc>
-    struct CombineLanes {
-      Acc* value;
+    /// What is done to a logit with an operand.
+    enum class Combine { plus, times, minus, over_deviation };
+    /// An operand of a step: of a row from data + at on, its columns `stride` apart.
+    struct Operand {
+      Combine combine;
+      std::int32_t scalar;
+      const void* data;
       index_type at, stride;
-      int distance;
-      template <class T>
-      KOKKOS_FORCEINLINE_FUNCTION void operator()(const T* data) const {
-        const auto column = [&](int i) { return column_of_lane<together>(i, distance); };
-        if (stride == 1) {
-          for (int i = 0; i < width; ++i)
-            value[i] = Combine::of(value[i], impl::load_as<Acc>(data[at + column(i)]));
-        } else {
-          for (int i = 0; i < width; ++i)
-            value[i] = Combine::of(value[i], impl::load_as<Acc>(data[at + column(i) * stride]));
+      double eps;
+    };
+    KOKKOS_FORCEINLINE_FUNCTION static int bytes_of_operand(const BoundStep& step) {
+      if (step.kind == KOKKOSSOFTMAX_MASK) return 1;
+      return step.scalar == KOKKOSSOFTMAX_DOUBLE ? 8 : step.scalar == KOKKOSSOFTMAX_FLOAT ? 4 : 2;
+    }
+    /// The data and the place of a step's operand, where they are read.
+    KOKKOS_FORCEINLINE_FUNCTION const void* data_of_operand(const BoundStep& step, std::int32_t s,
+                                                            index_type& at_row) const {
+      at_row = place(s);
+      if (copies == nullptr || step.number < 0) return step.operand.data;
+      const index_type bytes = bytes_of_operand(step);
+      const char* const first = static_cast<const char*>(step.operand.data) + (at_row + first_copied) * bytes;
+      at_row = 0;
+      return copies + (step.number == 0 ? copied_to[0] : copied_to[1]) +
+             static_cast<int>(reinterpret_cast<std::uintptr_t>(first) % line_of_copies) -
+             first_copied * bytes;
+    }
+    /// The i-th that a step has.
+    KOKKOS_FORCEINLINE_FUNCTION Operand operand_of_step(const BoundStep& step, std::int32_t s, int i) const {
+      if (step.kind != KOKKOSSOFTMAX_BATCH_NORM) {
+        index_type at_row;
+        const void* const data = data_of_operand(step, s, at_row);
+        return {step.kind == KOKKOSSOFTMAX_BIAS ? Combine::plus : Combine::times,
+                step.scalar,
+                data,
+                at_row,
+                step.operand.column_stride,
+                0};
+      }
+      const AnyBatchNorm& b = step.batch_norm;
+      const AnyColumnOperand& operand = i == 0 ? b.mean : i == 1 ? b.variance : i == 2 ? b.gamma : b.beta;
+      return {i == 0   ? Combine::minus
+              : i == 1 ? Combine::over_deviation
+              : i == 2 ? Combine::times
+                       : Combine::plus,
+              operand.scalar,
+              operand.data,
+              0,
+              operand.stride,
+              b.eps};
+    }
+
+    /// use(load): load(v, to) brings the operand's values for vector v.
+    template <int together, class T, class Columns, class Use>
+    KOKKOS_FORCEINLINE_FUNCTION static void with_loads(const T* data, index_type at, index_type stride,
+                                                       const Columns& columns, const Use& use) {
+      const T* const first = data + (at + columns.origin * stride);
+      const auto one_by_one = [&](const auto& one) {
+        use([&]<class To>(int v, To(&to)[together]) {
+          KOKKOSSOFTMAX_UNROLLED
+          for (int i = 0; i < together; ++i) to[i] = impl::load_as<To>(one(columns.offset(v, i)));
+        });
+      };
+      if constexpr (together > 1 && Columns::vectors_are_whole) {
+        constexpr int bytes = impl::bytes_of_neighbours<together, T>;
+        if (stride == 1 && reinterpret_cast<std::uintptr_t>(first + columns.offset(0)) % bytes == 0) {
+          use([&](int v, auto& to) { impl::load_neighbours(first + columns.offset(v), to); });
+          return;
+        }
+      } else if (stride == 1) {
+        one_by_one([&](int offset) { return first[offset]; });
+        return;
+      }
+      one_by_one([&](int offset) { return first[offset * stride]; });
+    }
+
+    template <int together, int count, class Acc, class Columns>
+    KOKKOS_FORCEINLINE_FUNCTION static void combine_held(Acc (&value)[count], const Columns& columns,
+                                                         const Operand& operand) {
+      if (operand.combine == Combine::over_deviation) {
+        // Of any scalar in one place, for there is much to do.
+        over_deviation<together>(value, columns, operand);
+        return;
+      }
+      with_scalar(operand.data, operand.scalar, [&]<class T>(const T* data) {
+        with_loads<together>(data, operand.at, operand.stride, columns, [&](const auto& load) {
+          const auto for_each_vector = [&](const auto& combine) {
+            KOKKOSSOFTMAX_UNROLLED
+            for (int v = 0; v < count / together; ++v) {
+              if (columns.skips(v)) break;
+              Acc of[together];
+              load(v, of);
+              combine([&](const auto& f) {
+                KOKKOSSOFTMAX_UNROLLED
+                for (int i = 0; i < together; ++i) {
+                  Acc& one = value[v * together + i];
+                  one = f(one, of[i]);
+                }
+              });
+            }
+          };
+          // What it is, is asked once for all; of large vectors, of which there are many, for each, for the
+          // loads of all of them to be there once.
+          if constexpr (together <= 2) {
+            with_function<Acc>(operand.combine,
+                               [&](const auto& f) { for_each_vector([&](const auto& each) { each(f); }); });
+          } else {
+            for_each_vector([&](const auto& each) { with_function<Acc>(operand.combine, each); });
+          }
+        });
+      });
+    }
+    template <class Acc, class Use>
+    KOKKOS_FORCEINLINE_FUNCTION static void with_function(Combine combine, const Use& use) {
+      if (combine == Combine::times) {
+        use([](Acc a, Acc b) { return impl::Times::of(a, b); });
+      } else if (combine == Combine::plus) {
+        use([](Acc a, Acc b) { return impl::Plus::of(a, b); });
+      } else {
+        use([](Acc a, Acc b) { return a - b; });
+      }
+    }
+
+    /// Vector after vector, each picked from the others: there are many instructions to it.
+    template <int together, int count, class Acc, class Columns>
+    KOKKOS_FORCEINLINE_FUNCTION static void over_deviation(Acc (&value)[count], const Columns& columns,
+                                                           const Operand& variance) {
+      KOKKOSSOFTMAX_NOT_UNROLLED
+      for (int v = 0; v < count / together; ++v) {
+        if (columns.skips(v)) break;
+        Acc of[together], some[together] = {};
+        with_scalar(variance.data, variance.scalar, [&]<class T>(const T* data) {
+          KOKKOSSOFTMAX_UNROLLED
+          for (int i = 0; i < together; ++i)
+            of[i] = impl::load_as<Acc>(data[(columns.origin + columns.offset(v, i)) * variance.stride]);
+        });
+        KOKKOSSOFTMAX_UNROLLED
+        for (int i = 0; i < count; ++i)
+          some[i % together] = i / together == v ? value[i] : some[i % together];
+        KOKKOSSOFTMAX_UNROLLED
+        for (int i = 0; i < together; ++i) some[i] /= Kokkos::sqrt(of[i] + static_cast<Acc>(variance.eps));
+        KOKKOSSOFTMAX_UNROLLED
+        for (int i = 0; i < count; ++i) value[i] = i / together == v ? some[i % together] : value[i];
+      }
+    }
+
+    /// All but the masks: what these drop stays so whenever they are applied. Each for all logits: a step has
+    /// to be looked up.
+    template <int together, int count, class Acc, class Columns>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_steps(Acc (&value)[count], const Columns& all_columns) const {
+      const auto for_each = [&](const auto& f) { for_each_held<together>(value, all_columns, f); };
+      KOKKOSSOFTMAX_NOT_UNROLLED
+      for (std::int32_t s = 0; s < chain->count; ++s) {
+        const BoundStep& step = chain->step[s];
+        switch (step.kind) {
+          case KOKKOSSOFTMAX_SCALE: {
+            const impl::ScaleFunction scale{step.factor};
+            for_each([&](Acc& v, int, int) { v = scale(v, 0, 0); });
+            break;
+          }
+          case KOKKOSSOFTMAX_TEMPERATURE: {
+            const impl::SharedDivisor<Acc> divisor(load_any<Acc>(step.operand.data, step.scalar, place(s)));
+            for_each([&](Acc& v, int, int) { v = divisor.quotient(v); });
+            break;
+          }
+          case KOKKOSSOFTMAX_BIAS:
+          case KOKKOSSOFTMAX_SCALE_BY:
+          case KOKKOSSOFTMAX_BATCH_NORM: {
+            KOKKOSSOFTMAX_NOT_UNROLLED
+            for (int i = 0; i < (step.kind == KOKKOSSOFTMAX_BATCH_NORM ? 4 : 1); ++i)
+              combine_held<together>(value, all_columns.anew(), operand_of_step(step, s, i));
+            break;
+          }
+          case KOKKOSSOFTMAX_GELU_ERF:
+            if constexpr (std::is_same_v<Acc, double>) {
+              for_each([&](Acc& v, int, int) { v = gelu_of_double(v, true); });
+            } else {
+              for_each([&](Acc& v, int, int) { v = impl::GeluErfFunction{}(v, 0, 0); });
+            }
+            break;
+          case KOKKOSSOFTMAX_GELU_TANH:
+            if constexpr (std::is_same_v<Acc, double>) {
+              for_each([&](Acc& v, int, int) { v = gelu_of_double(v, false); });
+            } else {
+              for_each([&](Acc& v, int, int) { v = impl::GeluTanhFunction{}(v, 0, 0); });
+            }
+            break;
+          case KOKKOSSOFTMAX_RELU:
+            for_each([&](Acc& v, int, int) { v = impl::ReluFunction{}(v, 0, 0); });
+            break;
+          case normalizer_step: {
+            const Columns columns = all_columns.anew();
+            const auto normalizer = step.normalizer.template row<Acc>();
+            for_each(
+                [&](Acc& v, int of, int i) { v = normalizer(v, columns.origin + columns.offset(of, i)); });
+            break;
+          }
         }
       }
-    };
+    }
+
+    /// drop_unless(number of a logit, whether it is kept) of all.
+    template <int together, int count, class Columns, class DropUnless>
+    KOKKOS_FORCEINLINE_FUNCTION void apply_masks(const Columns& all_columns,
+                                                 const DropUnless& drop_unless) const {
+      constexpr std::uint32_t masks = std::uint32_t(1) << KOKKOSSOFTMAX_MASK | std::uint32_t(1)
+                                                                                   << KOKKOSSOFTMAX_CAUSAL;
+      if ((chain->kinds & masks) == 0) return;
+      KOKKOSSOFTMAX_NOT_UNROLLED
+      for (std::int32_t s = 0; s < chain->count; ++s) {
+        const BoundStep& step = chain->step[s];
+        const Columns columns = all_columns.anew();
+        // keep(v, kept): for neighbours, what is kept of them.
+        const auto apply = [&](const auto& keep) {
+          KOKKOSSOFTMAX_UNROLLED
+          for (int v = 0; v < count / together; ++v) {
+            if (columns.skips(v)) break;
+            bool kept[together];
+            keep(v, kept);
+            KOKKOSSOFTMAX_UNROLLED
+            for (int i = 0; i < together; ++i) drop_unless(v * together + i, kept[i]);
+          }
+        };
+        if (step.kind == KOKKOSSOFTMAX_MASK) {
+          index_type at_row;
+          const void* const data = data_of_operand(step, s, at_row);
+          with_loads<together>(static_cast<const bool*>(data), at_row, step.operand.column_stride, columns,
+                               apply);
+        } else if (step.kind == KOKKOSSOFTMAX_CAUSAL) {
+          constexpr index_type most = 0x7fffffff;
+          const auto last =
+              static_cast<int>(Kokkos::clamp<index_type>(place(s) - columns.origin, -most, most));
+          apply([&](int v, bool(&kept)[together]) {
+            KOKKOSSOFTMAX_UNROLLED
+            for (int i = 0; i < together; ++i) kept[i] = columns.offset(v, i) <= last;
+          });
+        }
+      }
+    }
 
     KOKKOS_FORCEINLINE_FUNCTION static impl::BoundMask<bool>::Row mask_of(const BoundStep& step,
                                                                           index_type at) {
@@ -480,33 +716,39 @@ struct BoundAnyChain {
     }
   };
 
-  KOKKOS_FUNCTION __attribute__((noinline)) Row at_row(index_type row) const {
+  KOKKOS_FORCEINLINE_FUNCTION Row at_row(index_type row) const {
     Row result;
     result.chain = this;
-    row += first_row;
-    for (std::int32_t s = 0; s < count; ++s) {
-      const BoundStep& one = step[s];
-      switch (one.kind) {
-        case KOKKOSSOFTMAX_TEMPERATURE:
-        case KOKKOSSOFTMAX_MASK:
-        case KOKKOSSOFTMAX_BIAS:
-        case KOKKOSSOFTMAX_SCALE_BY:
-          result.at[s] = one.operand.row_offset(row);
-          break;
-        case KOKKOSSOFTMAX_CAUSAL:
-          result.at[s] = one.causal.at_row(row).last;
-          break;
-        default:
-          result.at[s] = 0;
-      }
-    }
+    result.row = first_row + row;
+    KOKKOS_IF_ON_HOST((find_places(result);))
     return result;
   }
 
+  KOKKOS_FORCEINLINE_FUNCTION index_type place_of_row(const BoundStep& of, index_type row) const {
+    switch (of.kind) {
+      case KOKKOSSOFTMAX_TEMPERATURE:
+      case KOKKOSSOFTMAX_MASK:
+      case KOKKOSSOFTMAX_BIAS:
+      case KOKKOSSOFTMAX_SCALE_BY:
+        return of.operand.row_offset(row);
+      case KOKKOSSOFTMAX_CAUSAL:
+        return of.causal.at_row(row).last;
+      default:
+        return 0;
+    }
+  }
+  void find_places(Row& row) const {
+    for (std::int32_t s = 0; s < count; ++s) row.at[s] = place_of_row(step[s], row.row);
+  }
+
   void add(std::int32_t kind, const BoundStep& what) {
-    step[count] = what;
-    step[count++].kind = kind;
+    BoundStep& added = step[count++];
+    added = what;
+    added.kind = kind;
     kinds |= std::uint32_t(1) << kind;
+    const bool has_operand =
+        kind == KOKKOSSOFTMAX_MASK || kind == KOKKOSSOFTMAX_BIAS || kind == KOKKOSSOFTMAX_SCALE_BY;
+    added.number = has_operand && what.operand.column_stride == 1 ? side_by_side++ : -1;
   }
 
   /// For a head: the BatchNorms as normalizers, which take over a bias right before them.

@@ -257,6 +257,92 @@ TYPED_TEST(CChains, SameBitsOfBias) {
   }
 }
 
+// Whatever is in a chain, a row among many has the bits that it has among few, which on CUDA go through other
+// kernels. Operands with a row for each and one for all, one after another, with a gap and off a boundary.
+template <class Exec, class T>
+void same_bits_among_many_rows(int rows, int columns, int gap) {
+  using Space = typename Exec::memory_space;
+  constexpr int few = 3;
+  const auto matrix = [&]<class S>(const S&, int seed, bool special = false) {
+    const Kokkos::View<S**, Kokkos::LayoutRight, Space> whole("whole", rows, columns + gap);
+    fill(whole, seed, -3, 3, special);
+    return Kokkos::subview(whole, Kokkos::ALL, std::pair(gap / 2, gap / 2 + columns));
+  };
+  const auto x = matrix(T(), 1, true);
+  const auto mask = matrix(bool(), 2);
+  const auto bias = matrix(T(), 3);
+  const auto factors = matrix(float(), 4);
+  const Kokkos::View<float*, Space> bias_row("bias", columns), variance("variance", columns),
+      temperature("temperature", rows);
+  const Kokkos::View<ks::half_t*, Space> factor_row("factors", columns);
+  fill(bias_row, 5);
+  fill(variance, 6, 0.1, 2);
+  fill(temperature, 7, 0.5, 2);
+  fill(factor_row, 8);
+  const auto results = [&](bool many) {
+    const auto rows_of = [&](const auto& all) {
+      return Described(Kokkos::subview(all, std::pair(0, many ? rows : few), Kokkos::ALL));
+    };
+    Described cx = rows_of(x), c_mask = rows_of(mask), c_bias = rows_of(bias), c_factors = rows_of(factors);
+    Described c_bias_row(bias_row), c_variance(variance), c_factor_row(factor_row),
+        c_temperature(Kokkos::subview(temperature, std::pair(0, many ? rows : few)));
+    const auto relu = step(KOKKOSSOFTMAX_RELU), gelu = step(KOKKOSSOFTMAX_GELU_ERF),
+               tanh = step(KOKKOSSOFTMAX_GELU_TANH), masked = step_of(KOKKOSSOFTMAX_MASK, {&c_mask}),
+               biased = step_of(KOKKOSSOFTMAX_BIAS, {&c_bias}),
+               multiplied = step_of(KOKKOSSOFTMAX_SCALE_BY, {&c_factors}),
+               row_biased = step_of(KOKKOSSOFTMAX_BIAS, {&c_bias_row}),
+               row_multiplied = step_of(KOKKOSSOFTMAX_SCALE_BY, {&c_factor_row});
+    const auto normalised =
+        step_of(KOKKOSSOFTMAX_BATCH_NORM, {&c_bias_row, &c_variance, &c_factor_row, &c_bias_row}, 1e-3);
+    const Steps chains[] = {
+        {relu},
+        {gelu, biased},
+        {row_biased, tanh},
+        {multiplied, masked},
+        {row_multiplied, row_biased, relu},
+        {biased, masked, gelu, row_multiplied},
+        {normalised, masked},
+        {step_of(KOKKOSSOFTMAX_TEMPERATURE, {&c_temperature}), causal_step(columns / 2), relu}};
+    std::vector<std::vector<unsigned char>> bytes;
+    for (const Steps& chain : chains) {
+      for (const Call call : {softmax, log_softmax, logsumexp}) {
+        const int outputs = call == logsumexp ? 1 : columns;
+        const Kokkos::View<T**, Kokkos::LayoutRight, Space> y("y", many ? rows : few, outputs);
+        Described cy(y);
+        if (call == logsumexp) cy->rank = 1;
+        EXPECT_EQ(call_c(call, cx, cy, 1, chain), KOKKOSSOFTMAX_OK) << kokkossoftmax_last_error();
+        if (!std::is_same_v<Exec, Kokkos::DefaultHostExecutionSpace> && columns > 16384) {
+          EXPECT_STREQ(kokkossoftmax_last_implementation(), many ? "grid_pipelined_rows" : "split_rows");
+        }
+        bytes.push_back(bytes_of(Kokkos::subview(y, std::pair(0, few), Kokkos::ALL)));
+      }
+    }
+    return bytes;
+  };
+  const auto among_many = results(true), alone = results(false);
+  for (std::size_t i = 0; i < alone.size(); ++i) {
+    EXPECT_EQ(among_many[i], alone[i]) << "chain " << i / 3 << ", call " << i % 3 << ", columns " << columns;
+  }
+}
+
+TYPED_TEST(CChains, SameBitsAmongManyRows) {
+  for (const int columns : {37, 600, 1001}) {
+    same_bits_among_many_rows<TypeParam, float>(1000, columns, 0);
+    same_bits_among_many_rows<TypeParam, ks::bhalf_t>(1000, columns, 0);
+    same_bits_among_many_rows<TypeParam, ks::bhalf_t>(1000, columns, 3);
+  }
+}
+
+TYPED_TEST(CChains, SameBitsAmongManyRowsInSlices) {
+  for (const int gap : {0, 3}) {
+    same_bits_among_many_rows<TypeParam, float>(200, 20001, gap);
+    same_bits_among_many_rows<TypeParam, float>(100, 65536, gap);
+    same_bits_among_many_rows<TypeParam, ks::bhalf_t>(200, 40001, gap);
+    same_bits_among_many_rows<TypeParam, ks::bhalf_t>(100, 65536, gap);
+    same_bits_among_many_rows<TypeParam, double>(100, 20001, gap);
+  }
+}
+
 TYPED_TEST(CChains, SeveralThreads) {
   using Exec = TypeParam;
   const Kokkos::View<float**, Kokkos::LayoutRight, typename Exec::memory_space> x("x", 20, 3000),

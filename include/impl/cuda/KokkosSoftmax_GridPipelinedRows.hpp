@@ -81,8 +81,9 @@ namespace KokkosSoftmax::impl {
 /// where they are.
 inline constexpr int most_staged_operands = 2;
 template <class Problem>
-inline constexpr bool stages_operands = operands_of<typename Problem::Transform> > 0 &&
-                                        operands_of<typename Problem::Transform> <= most_staged_operands;
+inline constexpr bool stages_operands = shows_operands_at_run_time<typename Problem::Transform> ||
+                                        (operands_of<typename Problem::Transform> > 0 &&
+                                         operands_of<typename Problem::Transform> <= most_staged_operands);
 
 struct GridPipelinedShape {
   static constexpr int most_slots = 12;
@@ -419,6 +420,24 @@ struct SliceWriter {
   template <class TransformRow, class Release>
   __device__ void from_inputs(const TransformRow& transform, const Release& release) const {
     const index_type first_column = slice.first_column;  // the slot may have a new slice before the last use
+    if constexpr (transforms_held_logits<TransformRow>) {
+      // Once for all operations: it is long.
+      const auto output = [&](int column, Acc held) {
+        Acc value = transformed<Acc>(transform, held, first_column + column);
+        row.with_output([&](const auto& output_of) { value = output_of(value); });
+        return value;
+      };
+      write<Logits>(
+          [&](int column, Acc(&value)[width]) {
+            transform.template transform_held<width>(value, HeldNeighbours{first_column + column});
+            row.with_output([&](const auto& output_of) {
+#pragma unroll
+              for (int j = 0; j < width; ++j) value[j] = output_of(value[j]);
+            });
+          },
+          output, [&](int) { return output; }, release);
+      return;
+    }
     row.with_output([&](const auto& output_of) {
       const auto output = [&](int column, Acc held) {
         return output_of(transformed<Acc>(transform, held, first_column + column));
@@ -970,7 +989,13 @@ struct GridPipelinedBlock {
   template <class Use>
   __device__ void with_copies(index_type row, int operands, index_type first, index_type columns,
                               const Use& use) const {
-    if constexpr (stages_operands<Problem>) {
+    if constexpr (shows_operands_at_run_time<Transform>) {
+      problem.transform.at_row(row).for_each_operand([&](int i, const char* data, int bytes) {
+        const char* const begin = data + first * bytes;
+        use(BulkCopy(begin, begin + columns * bytes, shape.operand[i].end,
+                     operand_slot(operands) + shape.operand[i].at));
+      });
+    } else if constexpr (stages_operands<Problem>) {
       int i = 0;
       map_operands(problem.transform.at_row(row), [&](const auto& operand) {
         const auto* const begin = operand.data + first;
@@ -1009,8 +1034,14 @@ struct GridPipelinedBlock {
   /// Calls use(transform of the slice's row), which has its operands where they are staged.
   template <class Use>
   __device__ __forceinline__ void with_transform(const SliceInSlot<Problem>& in, const Use& use) const {
-    const auto transform = prepared_stage<Acc>(problem.transform.at_row(in.row), in.first_column);
-    if constexpr (stages_operands<Problem>) {
+    auto transform = prepared_stage<Acc>(problem.transform.at_row(in.row), in.first_column);
+    if constexpr (shows_operands_at_run_time<Transform>) {
+      if (shape.operand_slots > 0) {
+        static_assert(most_staged_operands == 2);
+        transform.has_copies(operand_slot(in.operand_slot), shape.operand[0].at, shape.operand[1].at,
+                             in.first_column, GridPipelinedShape::line);
+      }
+    } else if constexpr (stages_operands<Problem>) {
       if (shape.operand_slots > 0) {
         int i = 0;
         use(map_operands(transform, [&]<class Operand>(const Operand& operand) {
@@ -1145,7 +1176,9 @@ struct GridPipelinedBlock {
   template <bool single, class TransformRow, class Mask>
   __device__ __forceinline__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice,
                                                                 int warp, const TransformRow& transform,
-                                                                const Mask& mask) const {
+                                                                const Mask& mask, bool is_single) const {
+    // (A transform that is long is there once for both.)
+    constexpr bool may_be_single = transforms_held_logits<TransformRow>;
     const int columns = in.columns;
     const index_type first_column = in.first_column;  // (the slot is written to)
     const int first = Part::first_column(warp, lane);
@@ -1157,7 +1190,8 @@ struct GridPipelinedBlock {
         const int column = begin + i * Part::stride;
         if constexpr (Part::unit == 1) {
           if (decltype(whole)::value || column < left) from[column] = value_of(i);
-        } else if (!single && (decltype(whole)::value || column + 1 < left)) {
+        } else if (!single && !(may_be_single && is_single) &&
+                   (decltype(whole)::value || column + 1 < left)) {
           *reinterpret_cast<unsigned*>(from + column) = value_of(i);
         } else {
           // (A half or bfloat16 would be taken apart into its bytes.)
@@ -1181,15 +1215,26 @@ struct GridPipelinedBlock {
                                                  bool looks_for_minus_infinity, const auto& use) {
       constexpr bool is_identity = std::is_same_v<decltype(transform_row), const BoundIdentity::Row&>;
       constexpr bool is_mask = !is_identity && only_drops<typename Problem::Transform>;
-      constexpr int at_once = sizeof(Acc) == 8 ? 2 : Part::unit == 2 && !is_identity ? 1 : is_mask ? 2 : 4;
+      // (One that takes parts at once looks up what to do for all of them.)
+      constexpr bool is_held = transforms_held_logits<std::remove_cvref_t<decltype(transform_row)>>;
+      constexpr int at_once = sizeof(Acc) == 8                  ? 2
+                              : Part::unit == 2 && is_held      ? 2
+                              : Part::unit == 2 && !is_identity ? 1
+                              : is_mask                         ? 2
+                                                                : 4;
       const auto some = [&](int begin, auto count, auto whole, auto looks) {
         SomePart part[decltype(count)::value];
+        if constexpr (is_held) {
+          SomePart::template load_at_once<decltype(whole)::value, true>(
+              part, from + begin, left - begin, is_single, transform_row, first_column + first + begin);
+        } else {
 #pragma unroll
-        for (int i = 0; i < decltype(count)::value; ++i) {
-          const int begin_of_part = begin + i * Part::columns;
-          part[i].template load<single, decltype(whole)::value, true, decltype(looks)::value>(
-              from + begin_of_part, left - begin_of_part, transform_row,
-              first_column + first + begin_of_part);
+          for (int i = 0; i < decltype(count)::value; ++i) {
+            const int begin_of_part = begin + i * Part::columns;
+            part[i].template load<single, decltype(whole)::value, true, decltype(looks)::value>(
+                from + begin_of_part, left - begin_of_part, transform_row,
+                first_column + first + begin_of_part);
+          }
         }
 #pragma unroll
         for (int i = 0; i < decltype(count)::value; ++i) use(part[i], begin + i * Part::columns, whole);
@@ -1205,7 +1250,7 @@ struct GridPipelinedBlock {
       }
       if (looks_for_minus_infinity) whole_parts(std::true_type{});
       const int to_end = columns - static_cast<int>(Part::columns_together) * warp;  // of this share
-      constexpr int at_end = at_once > 1 ? 2 : 1;
+      constexpr int at_end = at_once > 1 && !is_held ? 2 : 1;
 #pragma unroll 1
       for (; begin + (at_end - 1) * Part::columns < to_end; begin += at_end * Part::columns)
         some(begin, std::integral_constant<int, at_end>{}, std::false_type{}, std::true_type{});
@@ -1319,7 +1364,7 @@ struct GridPipelinedBlock {
       };
       // A loop of its own for when nothing is subtracted: an instruction that is skipped takes as long as one
       // that is not. (Not for half: one H200, 65536 columns with a temperature, 0.76 of a copy for 0.78.)
-      if (has_exponentials && !exponential.subtracts_first()) {
+      if (has_exponentials && !transforms_held_logits<TransformRow> && !exponential.subtracts_first()) {
         add_parts(add);
       } else {
         add_parts(subtract_and_add);
@@ -1345,9 +1390,12 @@ struct GridPipelinedBlock {
       with_transform(
           in, [&](const auto& transform) __attribute__((always_inline)) {
             const auto reduce = [&](const auto& rest, const auto& mask) __attribute__((always_inline)) {
-              const PartialSoftmax<Acc> found = Part::takes_units(slice, transform, in.first_column)
-                                                    ? reduce_in_slot<false>(in, slice, warp, rest, mask)
-                                                    : reduce_in_slot<true>(in, slice, warp, rest, mask);
+              const bool single = !Part::takes_units(slice, transform, in.first_column);
+              constexpr bool may_be_single = transforms_held_logits<typename Transform::Row>;
+              const PartialSoftmax<Acc> found =
+                  may_be_single || !single
+                      ? reduce_in_slot<false>(in, slice, warp, rest, mask, single)
+                      : reduce_in_slot<!may_be_single>(in, slice, warp, rest, mask, single);
               if (lane == 0) ring[at.slot].of_warp[warp] = found;
             };
             if constexpr (masks_in_slot) {
@@ -1837,10 +1885,12 @@ struct GridPipelinedRows {
         constexpr int line = GridPipelinedShape::line;
         side_by_side = side_by_side && operand.column_stride == 1 && line % sizeof(T) == 0;
         same_for_all = same_for_all && operand.row_offset.is_none();
-        shape.operand[count++] = {operand.end(problem.geometry.columns), bytes};
+        if (count < most_staged_operands)
+          shape.operand[count] = {operand.end(problem.geometry.columns), bytes};
+        ++count;
         bytes += (shape.slice_columns * static_cast<int>(sizeof(T)) + line - 1) / line * line + line;
       });
-      if (!side_by_side) return;
+      if (!side_by_side || count == 0 || count > most_staged_operands) return;
       shape.operand_slot_bytes = bytes;
       if (same_for_all && plan.slices <= GridPipelinedShape::most_slices_with_operands) {
         const int operand_slots = static_cast<int>(plan.slices);

@@ -162,6 +162,34 @@ __device__ void store_image(Out* y, const Out* image, int columns, const Threads
 /// Where accesses of 16 bytes of several images fall on the same banks, half of them do not.
 inline constexpr int image_padding = 64;
 
+/// The columns that a thread holds, for a transform that transforms_held_logits: vectors that are so far
+/// apart. Where a vector is behind the end, column 0's operands.
+template <class Skips>
+struct HeldColumns {
+  static constexpr bool vectors_are_whole = true;
+  int first, distance, end;
+  const Skips& skips;
+  __device__ int offset(int v) const {
+    const int column = first + v * distance;
+    return column < end ? column : 0;
+  }
+  __device__ int offset(int v, int i) const { return offset(v) + i; }
+  static constexpr index_type origin = 0;
+  __device__ HeldColumns anew() const { return {not_known(first), distance, end, skips}; }
+};
+
+/// Likewise of rows by address: the first and the last vector have a part of the row.
+template <class Skips>
+struct HeldColumnsByAddress {
+  static constexpr bool vectors_are_whole = false;
+  int first, distance, columns;
+  const Skips& skips;
+  __device__ int offset(int v, int i) const { return min(max(first + v * distance + i, 0), columns - 1); }
+  __device__ int offset(int v) const { return offset(v, 0); }
+  static constexpr index_type origin = 0;
+  __device__ HeldColumnsByAddress anew() const { return {not_known(first), distance, columns, skips}; }
+};
+
 /// `interleaved_`: a thread's vector is not a vector of memory, but as many elements, each a row's threads
 /// apart.
 template <class In_, class Out_, int vectors_, bool interleaved_>
@@ -328,6 +356,10 @@ struct RowRegisters {
   template <class Threads, class TransformRow>
   __device__ void take_vectors(const InVector (&raw)[vectors], int columns, const Threads& threads,
                                const TransformRow& transform) {
+    if constexpr (transforms_held_logits<TransformRow>) {
+      take_vectors_at_once(raw, columns, threads, transform);
+      return;
+    }
     const auto transform_vectors = [&](const auto& transform_vector) {
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
@@ -476,6 +508,22 @@ struct RowRegisters {
   }
 
   template <class Threads, class TransformRow>
+  __device__ void take_vectors_at_once(const InVector (&raw)[vectors], int columns, const Threads& threads,
+                                       const TransformRow& transform) {
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      Acc part[width];
+      convert(raw[k], part);
+#pragma unroll
+      for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
+    }
+    const auto skips_vector = [&](int k) { return skips(k, columns, threads); };
+    transform.template transform_held<width>(
+        held, HeldColumns<decltype(skips_vector)>{number(0, threads) * width, threads.count * width, columns,
+                                                  skips_vector});
+  }
+
+  template <class Threads, class TransformRow>
   __device__ void load_interleaved(const In* x, int columns, int end, const Threads& threads,
                                    const TransformRow& transform) {
     const In* const from = anchored(x + interleaved_column(0, threads));
@@ -502,11 +550,18 @@ struct RowRegisters {
 #pragma unroll
       for (int step = k * width; step < (k + 1) * width; ++step) {
         held[step] = load_as<Acc>(raw[step]);
-        if constexpr (!std::is_same_v<TransformRow, BoundIdentity::Row>) {
+        if constexpr (!std::is_same_v<TransformRow, BoundIdentity::Row> &&
+                      !transforms_held_logits<TransformRow>) {
           held[step] =
               transformed<Acc>(transform, held[step], operand_column(interleaved_column(step, threads), end));
         }
       }
+    }
+    if constexpr (transforms_held_logits<TransformRow>) {
+      const auto skips_step = [&](int step) { return skips(step / width, columns, threads); };
+      transform.template transform_held<1>(
+          held,
+          HeldColumns<decltype(skips_step)>{interleaved_column(0, threads), threads.count, end, skips_step});
     }
   }
 
@@ -934,6 +989,11 @@ struct LogitsByAddress {
   __device__ void load(const T* x, index_type may_read_behind, int columns, int kept, const Threads& threads,
                        const TransformRow& transform) {
     packed.read(x, may_read_behind, columns, kept, threads);
+    if constexpr (transforms_held_logits<TransformRow>) {
+      transform_at_once(columns, threads, transform);
+      drop_outside(columns - kept, threads);
+      return;
+    }
     const auto at = [&](int first) {
       return map_operands(transform, [&](const auto& operand) {
         return NeighboursOf<decltype(operand)>::elements(operand, first, columns);
@@ -989,6 +1049,21 @@ struct LogitsByAddress {
   __device__ void drop_outside(int dropped, const Threads& threads) {
     packed.for_each_outside(dropped, threads,
                             [&](int k, int i) { held[k * width + i] = -infinity_v<float>; });
+  }
+
+  template <class Threads, class TransformRow>
+  __device__ void transform_at_once(int columns, const Threads& threads, const TransformRow& transform) {
+    const auto skips_vector = [&](int k) { return packed.skips(k, threads); };
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (skips_vector(k)) break;
+      float value[width];
+      convert(packed.vector(k), value);
+      keep(k, value);
+    }
+    transform.template transform_held<width>(
+        held, HeldColumnsByAddress<decltype(skips_vector)>{
+                  first_column(0, threads), Packed::offset(1, threads), columns, skips_vector});
   }
 
   /// `at`(first): the transform with its operands from there on in registers.

@@ -18,6 +18,13 @@
 
 namespace KokkosSoftmax::impl {
 
+/// A value that the compiler cannot know: what can be made of it, it would keep in registers from one use to
+/// the next.
+__device__ __forceinline__ int not_known(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 /// exp(value - max) for many values and one maximum. For a float in three instructions, where a difference
 /// and exp() take nine: 2^(value L - max L), L = log2(e), the product with the value unrounded in the fma,
 /// that of the maximum rounded, which is made up for by `correction`, one factor for all. From 2^18 up max L

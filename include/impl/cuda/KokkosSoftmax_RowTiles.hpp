@@ -334,27 +334,20 @@ struct PartOfTile {
     return sum;
   }
 
+  /// So many; past the end the last one's operands, where -inf stays what it is.
+  struct ColumnsFrom {
+    static constexpr bool vectors_are_whole = false;
+    index_type origin;
+    int count;
+    __device__ static constexpr bool skips(int) { return false; }
+    __device__ int offset(int v) const { return min(v, count - 1); }
+    __device__ int offset(int v, int) const { return offset(v); }
+    __device__ ColumnsFrom anew() const { return {origin, not_known(count)}; }
+  };
   template <class RowStage>
   __device__ void transform_by(const RowStage& stage, index_type first_column, int count) {
-    if constexpr (Part::template takes_columns<RowStage>) {
-      // It is called, for several columns where these are there.
-      constexpr int at_once = 8;
-      static_assert(columns % at_once == 0);
-#pragma unroll
-      for (int k = 0; k < columns; k += at_once) {
-        Acc some[at_once];
-#pragma unroll
-        for (int j = 0; j < at_once; ++j) some[j] = held[k + j];
-        if (k + at_once <= count) {
-          transform_neighbours<at_once>(stage, some, first_column + k);
-        } else {
-#pragma unroll 1
-          for (int j = 0; k + j < count; ++j)
-            some[j] = transformed<Acc>(stage, some[j], first_column + k + j);
-        }
-#pragma unroll
-        for (int j = 0; j < at_once; ++j) held[k + j] = some[j];
-      }
+    if constexpr (transforms_held_logits<RowStage>) {
+      stage.template transform_held<1>(held, ColumnsFrom{first_column, count});
     } else if (takes_any_column<RowStage> || count == columns) {
 #pragma unroll
       for (int k = 0; k < columns; ++k) held[k] = transformed<Acc>(stage, held[k], first_column + k);

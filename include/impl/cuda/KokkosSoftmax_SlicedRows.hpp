@@ -104,13 +104,6 @@ struct PartOfSlice {
 
   Held held[packed ? steps : count];
 
-  /// Whether a transform takes logits of columns that are not neighbours at once. (It says so: nvcc 13.0 ends
-  /// with a fault where it is asked for the function itself.)
-  template <class TransformRow>
-  static constexpr bool takes_columns = requires {
-    TransformRow::takes_distant_columns;
-  };
-
   /// The first column of a lane of a share.
   __device__ static int first_column(int share, int lane) { return (share * 32 + lane) * unit; }
   /// The share that a column of the slice belongs to.
@@ -140,11 +133,44 @@ struct PartOfSlice {
   /// end lies what can be read, too. `looks_for_minus_infinity`: see transform_neighbours.
   template <bool single, bool whole, bool in_slot, bool looks_for_minus_infinity = true, class TransformRow>
   __device__ void load(const In* from, int left, const TransformRow& transform, index_type column) {
-    if constexpr (whole && !packed && takes_columns<TransformRow>) {
-      load_at_once(from, transform, column);
+    if constexpr (transforms_held_logits<TransformRow>) {
+      PartOfSlice part[1];
+      load_at_once<whole, in_slot>(part, from, left, single, transform, column);
+      *this = part[0];
     } else {
       load_one_by_one<single, whole, in_slot, looks_for_minus_infinity>(from, left, transform, column);
     }
+  }
+
+  /// The same of some parts, one behind the other, with a transform that transforms_held_logits. `single` is
+  /// known at run time: the transform is long.
+  template <bool whole, bool in_slot, int parts, class TransformRow>
+  __device__ static void load_at_once(PartOfSlice (&part)[parts], const In* from, int left, bool single,
+                                      const TransformRow& transform, index_type column) {
+    static_assert(!packed);
+    Acc logit[parts * count];
+    const auto load_units = [&](auto one_by_one) {
+#pragma unroll
+      for (int i = 0; i < parts * steps; ++i) {
+        const int offset = Columns<whole>::offset_of_step(i);
+        if constexpr (unit == 1) {
+          logit[i] = whole || offset < left ? load_as<Acc>(from[offset]) : -infinity_v<Acc>;
+        } else {
+          const unsigned pair = pair_at<decltype(one_by_one)::value, in_slot>(
+              from + offset, whole || offset < left, whole || offset + 1 < left);
+          logit[i * unit] = PackedPair<In>::low(pair);
+          logit[i * unit + 1] = PackedPair<In>::high(pair);
+        }
+      }
+    };
+    if (unit > 1 && single) {
+      load_units(std::true_type{});
+    } else {
+      load_units(std::false_type{});
+    }
+    transform.template transform_held<unit>(logit, Columns<whole>{column, left});
+#pragma unroll
+    for (int i = 0; i < parts * count; ++i) part[i / count].held[i % count] = logit[i];
   }
 
   /// The maximum of what lanes have; NaN where one is.
@@ -250,18 +276,39 @@ struct PartOfSlice {
     return finite_maximum(max);
   }
 
-  /// For a transform that is called: once for all.
-  template <class TransformRow>
-  __device__ void load_at_once(const In* from, const TransformRow& transform, index_type column) {
-    bool kept[count];
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      held[i] = load_as<Acc>(from[i / unit * stride + i % unit]);
-      kept[i] = held[i] != -infinity_v<Acc>;
+  /// A lane's columns of some parts of a slice, from its first one on. Of those past the end, which hold -inf
+  /// and keep it, the last one's operands: no branch parts the loads.
+  template <bool whole>
+  struct Columns {
+    static constexpr bool vectors_are_whole = whole;
+    index_type origin;
+    int left;
+    __device__ static constexpr int offset_of_step(int i) { return i / steps * columns + i % steps * stride; }
+    __device__ static constexpr bool skips(int) { return false; }
+    __device__ int offset(int v, int i) const {
+      const int offset = offset_of_step(v) + i;
+      return whole ? offset : min(offset, left - 1);
     }
-    transform.template apply_to_columns<unit>(held, kept, column, stride);
-#pragma unroll
-    for (int i = 0; i < count; ++i) held[i] = kept[i] ? held[i] : -infinity_v<Acc>;
+    __device__ int offset(int v) const { return offset(v, 0); }
+    __device__ Columns anew() const { return {origin, whole ? left : not_known(left)}; }
+  };
+
+  /// Two of 16 bits, -inf where they are not there. Each access under a predicate of its own: with branches,
+  /// each would be waited for before the next.
+  template <bool single, bool in_slot>
+  __device__ static unsigned pair_at(const In* at, bool first_exists, bool second_exists) {
+    constexpr unsigned nothing = PackedPair<In>::minus_infinities;
+    unsigned pair = nothing, low = nothing, high = nothing;
+    if constexpr (single) {
+      if (first_exists) low = bits_of_16(at);
+      if (second_exists) high = bits_of_16(at + 1);
+      return __byte_perm(low, high, 0x5410);
+    } else {
+      if (in_slot ? first_exists : second_exists) pair = *reinterpret_cast<const unsigned*>(at);
+      if (!in_slot && first_exists && !second_exists) low = bits_of_16(at);
+      if (in_slot) low = pair;
+      return second_exists ? pair : __byte_perm(low, nothing, 0x5410);
+    }
   }
 
   template <bool single, bool whole, bool in_slot, bool looks_for_minus_infinity, class TransformRow>
@@ -281,19 +328,7 @@ struct PartOfSlice {
         held[i] = transformed<Acc, looks_for_minus_infinity>(
             transform, exists(0) ? load_as<Acc>(at[0]) : -infinity_v<Acc>, operand_column(0));
       } else {
-        // Each access under a predicate of its own: with branches, each would be waited for before the next.
-        constexpr unsigned nothing = PackedPair<In>::minus_infinities;
-        unsigned pair = nothing, low = nothing, high = nothing;
-        if constexpr (single) {
-          if (exists(0)) low = bits_of_16(at);
-          if (exists(1)) high = bits_of_16(at + 1);
-          pair = __byte_perm(low, high, 0x5410);
-        } else {
-          if (in_slot ? exists(0) : exists(1)) pair = *reinterpret_cast<const unsigned*>(at);
-          if (!in_slot && exists(0) && !exists(1)) low = bits_of_16(at);
-          if (in_slot) low = pair;
-          if (!exists(1)) pair = __byte_perm(low, nothing, 0x5410);
-        }
+        unsigned pair = pair_at<single, in_slot>(at, exists(0), exists(1));
         if constexpr (packed) {
           if constexpr (!is_identity) {
             Acc value[unit]{};
