@@ -23,7 +23,7 @@ import KokkosSoftmax_PyTorchPeer as peer
 
 TOLERANCE = {"float": 2e-5, "double": 1e-12, "half": 2e-3, "bfloat16": 1e-2}
 TRANSFORMS = ("none", "scale", "causal", "scale_causal", "mask", "mask_row", "scale_mask", "bias", "bias_row")
-TRANSFORMS += ("temperature", "temperature_mask", "gelu")
+TRANSFORMS += ("temperature", "temperature_mask", "gelu", "gelu_mask", "bias_gelu", "bias_gelu_row")
 
 
 class TransformedCase(peer.Case):

@@ -1364,7 +1364,7 @@ struct GridPipelinedBlock {
       };
       // A loop of its own for when nothing is subtracted: an instruction that is skipped takes as long as one
       // that is not. (Not for half: one H200, 65536 columns with a temperature, 0.76 of a copy for 0.78.)
-      if (has_exponentials && !transforms_held_logits<TransformRow> && !exponential.subtracts_first()) {
+      if (has_exponentials && !exponential.subtracts_first()) {
         add_parts(add);
       } else {
         add_parts(subtract_and_add);
