@@ -320,6 +320,30 @@ struct BoundAnyChain {
       }
     }
 
+    /// See impl::takes_rows_at_once.
+    static constexpr bool takes_rows_at_once = true;
+    template <class Ops>
+    __attribute__((noinline)) static void on_rows(const Row* row, int rows, typename Ops::Vector* value,
+                                                  typename Ops::Mask* kept, int vectors, int rest) {
+      const bool reads = row->reads_columns() && rest < Ops::width;
+      const int whole = reads ? vectors - 1 : vectors;
+      for (std::int32_t s = 0; s < row->chain->count; ++s) {
+        with_object_of_row<typename Ops::Acc>(row->chain->step[s], [&](const auto& object_of) {
+          for (int k = 0; k < rows; ++k) {
+            const auto object = object_of(row[k].at[s]);
+            const int first = k * vectors;
+            for (int v = 0; v < whole; ++v)
+              object.template on_vector<Ops>(value[first + v], kept[first + v], v * Ops::width);
+            if (!reads) continue;
+            using Object = std::remove_const_t<decltype(object)>;
+            const impl::ColumnsOfRow<Object> columns{&object, whole * Ops::width, rest};
+            impl::stage_of_lanes<Ops>(columns).template on_vector<Ops>(value[first + whole],
+                                                                       kept[first + whole], 0);
+          }
+        });
+      }
+    }
+
     /// The chain for the rows of lanes, of whose objects this is one; see stage_of_lanes.
     template <class Ops, class Rows>
     class OfLanes {

@@ -111,6 +111,13 @@ inline index_type end_of_looked_at(index_type kept, int at_once, index_type colu
   return std::min(ceil_div(kept, index_type(at_once)) * at_once, columns);
 }
 
+/// Whether a transform's row object takes several short rows at a time, because it has to find out what to
+/// do: on_rows<Ops>(objects, rows, values, kept, vectors of each, columns in the last of these).
+template <class TransformRow>
+inline constexpr bool takes_rows_at_once = requires {
+  TransformRow::takes_rows_at_once;
+};
+
 /// Objects of many rows wait in this many bytes, of at most so many each; those of larger ones are made
 /// where they are used.
 inline constexpr int bytes_of_row_objects = 128 << 10, most_bytes_of_row_object = 1024;
@@ -270,6 +277,19 @@ class SimdTransform {
                      index_type x_stride, index_type begin, index_type count, Acc* stage, index_type distance,
                      [[maybe_unused]] index_type* ends, [[maybe_unused]] int at_once) {
       const Transform& transform = *static_cast<const Transform*>(bound);
+      if constexpr (takes_rows_at_once<TransformRow>) {
+        const bool may_end_early = drops_ends && ends != nullptr && impl::drops_ends(transform, count);
+        if (rows > 1 && x_stride == 1 && begin == 0 && count <= most_vectors_of_rows / 2 * Ops::width &&
+            !may_end_early) {
+          if (drops_ends && ends != nullptr) std::fill_n(ends, rows, count);
+          const int vectors = static_cast<int>(ceil_div(count, index_type(Ops::width)));
+          for (int k = 0; k < rows; k += most_vectors_of_rows / vectors) {
+            load_some(transform, std::min(rows - k, most_vectors_of_rows / vectors), row + k, x + k,
+                      static_cast<int>(count), vectors, stage + k * distance, distance);
+          }
+          return;
+        }
+      }
       for (int k = 0; k < rows; ++k) {
         const TransformRow of_row = transform.at_row(row[k]);
         index_type end = count;
@@ -281,6 +301,37 @@ class SimdTransform {
         load_transformed(of_row, x[k], x_stride, begin, end, stage + k * distance);
       }
     }
+    /// The same of some short rows, each step of the chain for all of them.
+    static constexpr int most_vectors_of_rows = 32;
+    static void load_some(const Transform& transform, int rows, const index_type* row, const In* const* x,
+                          int count, int vectors, Acc* stage, index_type distance) {
+      constexpr int w = Ops::width;
+      const int rest = count - (vectors - 1) * w;
+      const Vector dropped(-infinity_v<Acc>);
+      Vector value[most_vectors_of_rows];
+      typename Ops::Mask kept[most_vectors_of_rows], is_dropped[most_vectors_of_rows];
+      alignas(TransformRow) unsigned char made[most_vectors_of_rows * sizeof(TransformRow)];
+      auto* const of_row = reinterpret_cast<TransformRow*>(made);
+      for (int k = 0; k < rows; ++k) {
+        new (of_row + k) TransformRow(transform.at_row(row[k]));
+        for (int v = 0; v < vectors; ++v) {
+          const int at = k * vectors + v;
+          value[at] = v + 1 < vectors || rest == w ? Ops::load(x[k] + v * w)
+                                                   : Ops::load_part(x[k] + v * w, rest, -infinity_v<Acc>);
+          is_dropped[at] = value[at] == dropped;
+          kept[at] = typename Ops::Mask(true);
+        }
+      }
+      TransformRow::template on_rows<Ops>(of_row, rows, value, kept, vectors, rest);
+      for (int k = 0; k < rows; ++k) {
+        for (int v = 0; v < vectors; ++v) {
+          const int at = k * vectors + v;
+          Ops::store(stage + k * distance + v * w,
+                     Ops::select(is_dropped[at], dropped, Ops::select(kept[at], value[at], dropped)));
+        }
+      }
+    }
+
     static index_type end_of_kept(const void* bound, index_type row, index_type columns) {
       return impl::end_of_kept(static_cast<const Transform*>(bound)->at_row(row), columns);
     }
