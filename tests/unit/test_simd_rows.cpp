@@ -941,6 +941,40 @@ TEST_F(SimdRows, ShortRowsGiveTheBitsOfOthers) {
   check_short<ks::bhalf_t>(exec, Operation::log_softmax, 900001, 7);
 }
 
+// Some processors flush subnormals where they round vectors to bfloat16: then single outputs are flushed,
+// too.
+TEST_F(SimdRows, SubnormalOutputsAreTheSameInAnyLayout) {
+  using T = ks::bhalf_t;
+  constexpr int rows = 9;
+  for (const int columns : {7, 100, 439}) {
+    const Kokkos::View<T**, Kokkos::LayoutLeft, Exec::memory_space> x("x", columns, rows),
+        neighbours("neighbours", columns, rows);
+    const Kokkos::View<T**, Kokkos::LayoutRight, Exec::memory_space> among("among", columns, rows),
+        alone("alone", columns, rows);
+    // The exponentials of most columns are between 2^-133, the least subnormal, and 2^-126.
+    for (int r = 0; r < rows; ++r) {
+      for (int c = 0; c < columns; ++c)
+        x(c, r) = T(c == 0 ? 0.0f : -87.0f - static_cast<float>((c * 5 + r) % 11) * 0.5f);
+    }
+    ks::softmax(exec, x, neighbours, ks::axis(0));
+    ks::softmax(exec, x, among, ks::axis(0));
+    for (int r = 0; r < rows; ++r) {
+      const auto one = std::pair(r, r + 1);
+      ks::softmax(exec, Kokkos::subview(x, Kokkos::ALL, one), Kokkos::subview(alone, Kokkos::ALL, one),
+                  ks::axis(0));
+    }
+    exec.fence();
+    const auto bits = [](T value) { return ks::impl::bits_as<std::uint16_t>(value); };
+    for (int r = 0; r < rows; ++r) {
+      for (int c = 0; c < columns; ++c) {
+        ASSERT_EQ(bits(among(c, r)), bits(alone(c, r))) << columns << " columns, " << c << " of row " << r;
+        ASSERT_EQ(bits(neighbours(c, r)), bits(alone(c, r)))
+            << columns << " columns, " << c << " of row " << r;
+      }
+    }
+  }
+}
+
 // A maximum that rises from block to block, the hardest order for sums that are rescaled: within the contract
 // all the same, along either axis.
 TEST_F(SimdRows, RisingRows) {

@@ -553,9 +553,22 @@ struct SimdOps {
       {
         alignas(64) Acc lanes[width];
         store(lanes, v);
-        for (int i = 0; i < width; ++i) p[i] = store_as<T>(lanes[i]);
+        for (int i = 0; i < width; ++i) p[i] = rounded<T>(lanes[i]);
       }
     }
+  }
+
+  /// One value, as store() rounds it: a row has the same bits wherever its outputs go one by one.
+  template <class T>
+  static T rounded(Acc value) {
+#if defined(__AVX512BF16__)
+    // The processor's conversion flushes subnormals to 0.
+    if constexpr (avx512 && std::is_same_v<T, bhalf_t> && sizeof(Acc) == 4) {
+      constexpr Acc smallest_normal = 0x1p-126f;
+      if (Kokkos::fabs(value) < smallest_normal) value = Kokkos::copysign(Acc(0), value);
+    }
+#endif
+    return store_as<T>(value);
   }
 
   /// The first `count` (1 to width - 1) lanes.
@@ -577,7 +590,7 @@ struct SimdOps {
     {
       alignas(64) Acc lanes[width];
       store(lanes, v);
-      for (int i = 0; i < count; ++i) p[i] = store_as<T>(lanes[i]);
+      for (int i = 0; i < count; ++i) p[i] = rounded<T>(lanes[i]);
     }
   }
 

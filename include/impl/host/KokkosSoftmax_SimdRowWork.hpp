@@ -148,7 +148,7 @@ class SimdRowWork {
       }
       row.result = joined(row.states);
       if constexpr (operation == Operation::logsumexp) {
-        *row.y = store_as<Out>(row.result.logsumexp());
+        *row.y = Ops::template rounded<Out>(row.result.logsumexp());
       } else if (overlap) {
         before = &row;
       } else {
@@ -496,7 +496,7 @@ class SimdRowWork {
       const Vector result =
           Ops::load(max_of) + log_of_vector_sum<Ops>(total, -infinity_v<Acc>, infinity_v<Acc>);
       Ops::store(sum_of, result);
-      for (int k = 0; k < batch.rows; ++k) *batch.y[k] = store_as<Out>(sum_of[k]);
+      for (int k = 0; k < batch.rows; ++k) *batch.y[k] = Ops::template rounded<Out>(sum_of[k]);
     }
   }
 
@@ -708,7 +708,7 @@ class SimdRowWork {
       chunk_write<Acc>(source, count, y, stream_, formula);
     } else {
       for (index_type i = 0; i < count; i += w) Ops::store(stage + i, formula(source(i), i));
-      for (index_type i = 0; i < count; ++i) y[i * stride] = store_as<Out>(stage[i]);
+      for (index_type i = 0; i < count; ++i) y[i * stride] = Ops::template rounded<Out>(stage[i]);
     }
   }
 

@@ -614,7 +614,8 @@ struct SimdRows {
       const index_type chunks = SimdRowsPlan<Acc<Problem>>::chunks(call.problem.geometry.columns);
       for (index_type r = 0; r < rows; ++r) {
         const SimdRowAccess<Problem> row(call.problem, first_row + r);
-        *row.y = store_as<typename Problem::Out>(work.joined(call.states + r * chunks).logsumexp());
+        *row.y = SimdOps<typename Problem::Acc>::template rounded<typename Problem::Out>(
+            work.joined(call.states + r * chunks).logsumexp());
       }
     }
   };

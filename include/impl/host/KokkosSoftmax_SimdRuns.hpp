@@ -181,7 +181,7 @@ class SimdRuns : SimdLanes<Problem, operation> {
       for (int i = 0; i < rows_; ++i) {
         const int run = i / neighbours_, at = i % neighbours_;
         const index_type distance = at > 0 ? g.y_stride[g.rank - 1] : 0;
-        problem_.y[y_offset_[run] + at * distance] = store_as<Out>(sum_[i]);
+        problem_.y[y_offset_[run] + at * distance] = Ops::template rounded<Out>(sum_[i]);
       }
     }
   }

@@ -360,7 +360,7 @@ class SimdShort : SimdLanes<Problem, operation> {
     const int padded = (rows + w - 1) / w * w;
     if constexpr (!writes) {
       if (y_distance_ == 1) return write(out_, rows, y);
-      for (int r = 0; r < rows; ++r) y[r * y_distance_] = store_as<Out>(out_[r]);
+      for (int r = 0; r < rows; ++r) y[r * y_distance_] = Ops::template rounded<Out>(out_[r]);
     } else if (dense_) {
       write(out_, rows * columns_, y);
     } else if (columns_follow_) {
@@ -368,7 +368,7 @@ class SimdShort : SimdLanes<Problem, operation> {
     } else {
       const Acc* from = out_;
       for (int r = 0; r < rows; ++r, y += y_distance_)
-        for (int c = 0; c < columns_; ++c) y[c * g.y_column_stride] = store_as<Out>(*from++);
+        for (int c = 0; c < columns_; ++c) y[c * g.y_column_stride] = Ops::template rounded<Out>(*from++);
     }
   }
   [[gnu::noinline]] void write(const Acc* from, int count, Out* y) const {

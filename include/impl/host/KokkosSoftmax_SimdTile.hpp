@@ -381,7 +381,8 @@ class SimdTile : protected SimdLanes<Problem, operation> {
     if constexpr (operation == Operation::logsumexp) {
       const RowGeometry& g = problem_.geometry;
       const index_type distance = g.y_stride[g.rank - 1];
-      for (int l = 0; l < lanes_; ++l) problem_.y[y_offset_ + l * distance] = store_as<Out>(sum_[l]);
+      for (int l = 0; l < lanes_; ++l)
+        problem_.y[y_offset_ + l * distance] = Ops::template rounded<Out>(sum_[l]);
     }
   }
 
