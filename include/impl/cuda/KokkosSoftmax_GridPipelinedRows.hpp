@@ -327,13 +327,6 @@ struct StagedColumns {
   }
 };
 
-/// The same number, of which the compiler knows nothing: it would find the columns of all elements of a lane
-/// before the loop over slices and spill them, where one column and constant offsets do.
-__device__ __forceinline__ int opaque(int number) {
-  asm volatile("" : "+r"(number));
-  return number;
-}
-
 /// Until clock_cycles() is there, or past it by less than 2^31.
 __device__ __forceinline__ void wait_until_cycle(unsigned cycle) {
   while (static_cast<int>(clock_cycles() - cycle) < 0) {
@@ -1525,7 +1518,8 @@ struct GridPipelinedBlock {
     GridPipelinedSlot<Problem>& held = ring[at.slot];
     const SliceInSlot<Problem>& in = held.slice;
     const SlicedRowResult<Problem> result = held.of_row;
-    const SliceWriter<Problem> writer{in, slot(at.slot), warp, opaque(lane), result};
+    // (The columns of all elements of a lane would be found before the loop over slices and spilled.)
+    const SliceWriter<Problem> writer{in, slot(at.slot), warp, not_known(lane), result};
     if constexpr (may_drop_ends) {
       if (kept(in) == 0) {
         if (finishes_from_inputs(in.use)) release_operands(in);
