@@ -310,8 +310,7 @@ class SimdTransform {
       const Vector dropped(-infinity_v<Acc>);
       Vector value[most_vectors_of_rows];
       typename Ops::Mask kept[most_vectors_of_rows], is_dropped[most_vectors_of_rows];
-      alignas(TransformRow) unsigned char made[most_vectors_of_rows * sizeof(TransformRow)];
-      auto* const of_row = reinterpret_cast<TransformRow*>(made);
+      TransformRow of_row[most_vectors_of_rows];
       for (int k = 0; k < rows; ++k) {
         new (of_row + k) TransformRow(transform.at_row(row[k]));
         for (int v = 0; v < vectors; ++v) {
