@@ -263,14 +263,6 @@ struct BoundAnyChain {
       kept = logit.kept;
     }
 
-    template <int width, class Acc>
-    KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&kept)[width],
-                                                         index_type first) const {
-      const impl::HeldNeighbours columns{first};
-      apply_steps<width>(value, columns);
-      apply_masks<width, width>(columns, [&](int i, bool keeps) { kept[i] = kept[i] && keeps; });
-    }
-
     /// See impl::transforms_held_logits.
     template <int together, int count, class Acc, class Columns>
     KOKKOS_FORCEINLINE_FUNCTION void transform_held(Acc (&value)[count], const Columns& columns) const {
@@ -416,9 +408,14 @@ struct BoundAnyChain {
       return logit;
     }
 
-    /// Called, too: what is long, and rare.
-    KOKKOS_FUNCTION __attribute__((noinline)) static double gelu_of_double(double value, bool by_erf) {
-      return by_erf ? impl::gelu_by_erf(value) : impl::gelu_by_tanh(value);
+    /// Of doubles called, too: it is long.
+    template <class Function>
+    KOKKOS_FUNCTION __attribute__((noinline)) static double activated(double value) {
+      return Function{}(value, 0, 0);
+    }
+    template <class Function>
+    KOKKOS_FORCEINLINE_FUNCTION static float activated(float value) {
+      return Function{}(value, 0, 0);
     }
 
     /// f(value, its vector, its place there) of all.
@@ -606,18 +603,10 @@ struct BoundAnyChain {
             break;
           }
           case KOKKOSSOFTMAX_GELU_ERF:
-            if constexpr (std::is_same_v<Acc, double>) {
-              for_each([&](Acc& v, int, int) { v = gelu_of_double(v, true); });
-            } else {
-              for_each([&](Acc& v, int, int) { v = impl::GeluErfFunction{}(v, 0, 0); });
-            }
+            for_each([&](Acc& v, int, int) { v = activated<impl::GeluErfFunction>(v); });
             break;
           case KOKKOSSOFTMAX_GELU_TANH:
-            if constexpr (std::is_same_v<Acc, double>) {
-              for_each([&](Acc& v, int, int) { v = gelu_of_double(v, false); });
-            } else {
-              for_each([&](Acc& v, int, int) { v = impl::GeluTanhFunction{}(v, 0, 0); });
-            }
+            for_each([&](Acc& v, int, int) { v = activated<impl::GeluTanhFunction>(v); });
             break;
           case KOKKOSSOFTMAX_RELU:
             for_each([&](Acc& v, int, int) { v = impl::ReluFunction{}(v, 0, 0); });

@@ -429,32 +429,32 @@ struct SliceWriter {
             });
           },
           output, [&](int) { return output; }, release);
-      return;
+    } else {
+      row.with_output([&](const auto& output_of) {
+        const auto output = [&](int column, Acc held) {
+          return output_of(transformed<Acc>(transform, held, first_column + column));
+        };
+        const auto write_with = [&](const auto& transform_vector) {
+          write<Logits>(
+              [&](int column, Acc(&value)[width]) {
+                transform_vector(value, first_column + column);
+#pragma unroll
+                for (int j = 0; j < width; ++j) value[j] = output_of(value[j]);
+              },
+              output, [&](int) { return output; }, release);
+        };
+        if (stage_takes_neighbours<width>(transform, first_column + head())) {
+          write_with([&](Acc(&value)[width], index_type first) {
+            transform_neighbours<width>(transform, value, first);
+          });
+        } else {
+          write_with([&](Acc(&value)[width], index_type first) {
+#pragma unroll
+            for (int j = 0; j < width; ++j) value[j] = transformed<Acc>(transform, value[j], first + j);
+          });
+        }
+      });
     }
-    row.with_output([&](const auto& output_of) {
-      const auto output = [&](int column, Acc held) {
-        return output_of(transformed<Acc>(transform, held, first_column + column));
-      };
-      const auto write_with = [&](const auto& transform_vector) {
-        write<Logits>(
-            [&](int column, Acc(&value)[width]) {
-              transform_vector(value, first_column + column);
-#pragma unroll
-              for (int j = 0; j < width; ++j) value[j] = output_of(value[j]);
-            },
-            output, [&](int) { return output; }, release);
-      };
-      if (stage_takes_neighbours<width>(transform, first_column + head())) {
-        write_with([&](Acc(&value)[width], index_type first) {
-          transform_neighbours<width>(transform, value, first);
-        });
-      } else {
-        write_with([&](Acc(&value)[width], index_type first) {
-#pragma unroll
-          for (int j = 0; j < width; ++j) value[j] = transformed<Acc>(transform, value[j], first + j);
-        });
-      }
-    });
   }
 
   /// What a lane keeps of a slice, as it is in the slot.

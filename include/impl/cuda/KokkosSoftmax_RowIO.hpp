@@ -358,29 +358,29 @@ struct RowRegisters {
                                const TransformRow& transform) {
     if constexpr (transforms_held_logits<TransformRow>) {
       take_vectors_at_once(raw, columns, threads, transform);
-      return;
-    }
-    const auto transform_vectors = [&](const auto& transform_vector) {
-#pragma unroll
-      for (int k = 0; k < vectors; ++k) {
-        Acc part[width];
-        convert(raw[k], part);
-        const int column = number(k, threads) * width;
-        transform_vector(part, has_whole_rows_v<Threads> ? column : operand_column(column, columns));
-#pragma unroll
-        for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
-      }
-    };
-    if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
-      transform_vectors([](Acc(&)[width], int) {});
-    } else if (has_whole_rows_v<Threads> || stage_takes_neighbours<width>(transform)) {
-      transform_vectors(
-          [&](Acc(&part)[width], int first) { transform_neighbours<width>(transform, part, first); });
     } else {
-      transform_vectors([&](Acc(&part)[width], int first) {
+      const auto transform_vectors = [&](const auto& transform_vector) {
 #pragma unroll
-        for (int i = 0; i < width; ++i) part[i] = transformed<Acc>(transform, part[i], first + i);
-      });
+        for (int k = 0; k < vectors; ++k) {
+          Acc part[width];
+          convert(raw[k], part);
+          const int column = number(k, threads) * width;
+          transform_vector(part, has_whole_rows_v<Threads> ? column : operand_column(column, columns));
+#pragma unroll
+          for (int i = 0; i < width; ++i) held[k * width + i] = part[i];
+        }
+      };
+      if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
+        transform_vectors([](Acc(&)[width], int) {});
+      } else if (has_whole_rows_v<Threads> || stage_takes_neighbours<width>(transform)) {
+        transform_vectors(
+            [&](Acc(&part)[width], int first) { transform_neighbours<width>(transform, part, first); });
+      } else {
+        transform_vectors([&](Acc(&part)[width], int first) {
+#pragma unroll
+          for (int i = 0; i < width; ++i) part[i] = transformed<Acc>(transform, part[i], first + i);
+        });
+      }
     }
   }
 
@@ -991,21 +991,20 @@ struct LogitsByAddress {
     packed.read(x, may_read_behind, columns, kept, threads);
     if constexpr (transforms_held_logits<TransformRow>) {
       transform_at_once(columns, threads, transform);
-      drop_outside(columns - kept, threads);
-      return;
-    }
-    const auto at = [&](int first) {
-      return map_operands(transform, [&](const auto& operand) {
-        return NeighboursOf<decltype(operand)>::elements(operand, first, columns);
-      });
-    };
+    } else {
+      const auto at = [&](int first) {
+        return map_operands(transform, [&](const auto& operand) {
+          return NeighboursOf<decltype(operand)>::elements(operand, first, columns);
+        });
+      };
 #pragma unroll
-    for (int k = 0; k < vectors; ++k) {
-      if (packed.skips(k, threads)) break;
-      float value[width];
-      convert(packed.vector(k), value);
-      transform_vector(columns, transform, at, first_column(k, threads), value);
-      keep(k, value);
+      for (int k = 0; k < vectors; ++k) {
+        if (packed.skips(k, threads)) break;
+        float value[width];
+        convert(packed.vector(k), value);
+        transform_vector(columns, transform, at, first_column(k, threads), value);
+        keep(k, value);
+      }
     }
     drop_outside(columns - kept, threads);
   }

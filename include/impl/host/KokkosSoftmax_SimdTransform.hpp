@@ -301,8 +301,10 @@ class SimdTransform {
         load_transformed(of_row, x[k], x_stride, begin, end, stage + k * distance);
       }
     }
-    /// The same of some short rows, each step of the chain for all of them.
+
     static constexpr int most_vectors_of_rows = 32;
+    /// The same of some short rows, each step of the chain for all of them. (KeptOfVectors would go through
+    /// all vectors once more before and after the chain: 30000 x 33 floats with a factor 327 us for 281.)
     static void load_some(const Transform& transform, int rows, const index_type* row, const In* const* x,
                           int count, int vectors, Acc* stage, index_type distance) {
       constexpr int w = Ops::width;
