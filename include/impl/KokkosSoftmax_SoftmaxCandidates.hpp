@@ -22,18 +22,20 @@
 #include <impl/cuda/KokkosSoftmax_SplitRows.hpp>
 #include <impl/cuda/KokkosSoftmax_TiledLogits.hpp>
 #include <impl/cuda/KokkosSoftmax_TiledRows.hpp>
+#include <impl/cuda/KokkosSoftmax_TwoPassTiles.hpp>
 #endif
 
 namespace KokkosSoftmax::impl {
 
-/// Tuned first; the portable kernel that takes everything last. block_per_tile, grid_pipelined_tiles,
-/// strided_rows and split_team_rows accept by layout and length alone (see their files), because they do not
-/// give each other's bits, nor those of team_rows. (block_per_wide_tile gives those of block_per_tile,
-/// cluster_per_tile those of grid_pipelined_tiles.)
+/// Tuned first; the portable kernel that takes everything last. block_per_tile, two_pass_tiles, strided_rows
+/// and split_team_rows accept by layout and length alone (see their files), because they do not give each
+/// other's bits, nor those of team_rows. (block_per_wide_tile gives those of block_per_tile, cluster_per_tile
+/// and grid_pipelined_tiles those of two_pass_tiles.)
 #if defined(KOKKOS_ENABLE_CUDA)
-using SoftmaxCandidates = CandidateList<TiledRows, TiledLogits, WarpPerRow, BlockPerRow, SplitRows,
-                                        GridPipelinedRows, BlockPerWideTile, BlockPerTile, ClusterPerTile,
-                                        GridPipelinedTiles, SimdRows, StridedRows, SplitTeamRows, TeamRows>;
+using SoftmaxCandidates =
+    CandidateList<TiledRows, TiledLogits, WarpPerRow, BlockPerRow, SplitRows, GridPipelinedRows,
+                  BlockPerWideTile, BlockPerTile, ClusterPerTile, TwoPassTiles, GridPipelinedTiles, SimdRows,
+                  StridedRows, SplitTeamRows, TeamRows>;
 #elif defined(KOKKOS_ENABLE_HPX)
 // SimdRows leans on launches that have ended when they return.
 using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;

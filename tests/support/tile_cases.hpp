@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -169,16 +170,24 @@ void check_bits_of_clusters(const std::vector<std::int64_t>& lengths, const Tran
   check_bits_of_several_rows<T, Exec>("cluster_per_tile", "grid_pipelined_tiles", lengths, transform...);
 }
 
-// By the library's choice and, where they can, with several rows in each thread; how many times they could.
+template <class T, class Exec, class... Transform>
+void check_bits_of_two_passes(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
+  check_bits_of_several_rows<T, Exec>("two_pass_tiles", "grid_pipelined_tiles", lengths, transform...);
+}
+
+// By the library's choice and, where they can, by kernels that have several rows in each thread, and by those
+// that read twice; which of them could.
 template <class In, class Out, int rank, class Exec, class... Transform>
-int check_tiles(const Exec& exec, const Case& c, const Transform&... transform) {
+std::set<std::string> check_tiles(const Exec& exec, const Case& c, const Transform&... transform) {
   check<In, Out, rank>(exec, c, false, transform...);
-  int several = 0;
+  std::set<std::string> ran;
   for (auto operation : operations) {
-    for (const char* const implementation : {"block_per_wide_tile", "cluster_per_tile"})
-      several += run_case<In, Out, rank>(exec, operation, c, implementation, transform...);
+    for (const char* const implementation : {"block_per_wide_tile", "cluster_per_tile", "two_pass_tiles"}) {
+      if (run_case<In, Out, rank>(exec, operation, c, implementation, transform...))
+        ran.insert(implementation);
+    }
   }
-  return several;
+  return ran;
 }
 
 }  // namespace tests

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Rows whose columns are not contiguous, on CUDA: tiles of neighbouring rows in registers, one or several in
-// each thread, of a block or of a cluster of blocks, and slices of tiles in a ring, copied as boxes of
-// tensors where these lie on boundaries, else by threads.
+// each thread, of a block or of a cluster of blocks, slices of tiles in a ring, copied as boxes of tensors
+// where these lie on boundaries, else by threads, and slices that are read twice.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -22,13 +22,16 @@ bool has_grid_pipelined_tiles() {
   return Exec().cuda_device_prop().major >= 9;
 }
 
+// Of sums another one may be.
 template <class T>
-void expect_implementation(std::int64_t columns, std::int64_t rows, const char* expected) {
+void expect_implementation(std::int64_t columns, std::int64_t rows, const char* expected,
+                           const char* expected_of_sums = nullptr) {
   const Kokkos::View<T**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", rows, columns), y("y", rows, columns);
   const Kokkos::View<T*, Kokkos::CudaSpace> lse("lse", rows);
   for (auto operation : operations) {
     call(operation, Exec(), x, y, lse, 1);
-    EXPECT_STREQ(ks::last_implementation(), expected)
+    EXPECT_STREQ(ks::last_implementation(),
+                 operation == Operation::logsumexp && expected_of_sums ? expected_of_sums : expected)
         << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, " << rows
         << " rows";
   }
@@ -53,32 +56,38 @@ std::int64_t many_rows() {
 
 // By length and type, never by the number of rows, but between the two that give each other's bits.
 TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
-  const char* const sliced = has_grid_pipelined_tiles() ? "grid_pipelined_tiles" : "strided_rows";
+  const char* const twice = "two_pass_tiles";
+  const char* const sliced = has_grid_pipelined_tiles() ? "grid_pipelined_tiles" : twice;
   for (const std::int64_t rows : {1, 2, 33, 256}) {
     for (const std::int64_t columns : {2, 8, 9, 256}) {
       expect_implementation<float>(columns, rows, "block_per_tile");
       expect_implementation<bhalf_t>(columns, rows, "block_per_tile");
     }
-    for (const std::int64_t columns : {257, 16384}) {
+    for (const std::int64_t columns : {257, 4096}) {
       expect_implementation<float>(columns, rows, sliced);
       expect_implementation<half_t>(columns, rows, sliced);
     }
-    expect_implementation<float>(65537, rows, "strided_rows");
+    expect_implementation<float>(65537, rows, twice);
     expect_implementation<double>(128, rows, "block_per_tile");
-    expect_implementation<double>(129, rows, sliced);
-    expect_implementation<double>(8192, rows, sliced);
-    expect_implementation<double>(32769, rows, "strided_rows");
+    for (const std::int64_t columns : {129, 8192, 40000}) expect_implementation<double>(columns, rows, twice);
   }
   expect_implementation<float>(5, many_rows(), "block_per_wide_tile");
   expect_implementation<bhalf_t>(5, many_rows() + 1, "block_per_wide_tile");
   expect_implementation<double>(2, many_rows(), "block_per_tile");
   // Boxes are copied faster, but where they would write sectors in part. And half of 16 bits are no pairs.
-  const char* const several = has_grid_pipelined_tiles() ? "cluster_per_tile" : "strided_rows";
-  expect_implementation<float>(300, 100001, several);
+  const char* const several = has_grid_pipelined_tiles() ? "cluster_per_tile" : twice;
+  expect_implementation<float>(300, 100001, several, twice);
   expect_implementation<float>(300, 100000, sliced);
-  expect_implementation<half_t>(300, 100001, several);
+  expect_implementation<half_t>(300, 100001, several, twice);
   expect_implementation<half_t>(300, 100000, sliced);
-  expect_implementation<double>(300, 100001, sliced);
+  // What cannot wait in shared memory as it is written, and of which there is too much to wait for.
+  expect_implementation<float>(5000, 4000, sliced, twice);
+  expect_implementation<float>(5000, 4001, twice);
+  expect_implementation<float>(5000, 4004, sliced, twice);
+  expect_implementation<float>(10000, 4004, twice);
+  expect_implementation<bhalf_t>(5000, 4000, sliced, twice);
+  expect_implementation<bhalf_t>(5000, 4002, twice);
+  expect_implementation<bhalf_t>(50000, 1024, twice);
   // Of images that do not fill boxes a thread's rows have to be neighbours.
   expect_implementation_of_images<float>(14, several);
   expect_implementation_of_images<float>(13, sliced);
@@ -289,6 +298,57 @@ TEST(CudaTiles, ClustersOfBfloat16) {
   check_clusters<bhalf_t>();
 }
 
+// Written by sectors of memory, up to the last rows, of a tile more than there are; and rows that are nowhere
+// neighbours.
+template <class In, class Out>
+void check_two_passes(const std::vector<std::int64_t>& lengths) {
+  check_several_rows<In, Out>("two_pass_tiles", lengths);
+  const ks::ScopedImplementation forced("two_pass_tiles");
+  for (const std::int64_t rows : {1, 31, 72}) check_layouts<In, Out, 2>({1100, rows}, {1, 0}, 0);
+}
+TEST(CudaTiles, TwoPassesOfFloat) {
+  check_two_passes<float, float>({257, 300, 512, 1000, 4097});
+}
+TEST(CudaTiles, TwoPassesOfDouble) {
+  check_two_passes<double, double>({129, 130, 300, 1000, 4097});
+}
+TEST(CudaTiles, TwoPassesOfHalf) {
+  check_two_passes<half_t, half_t>({257, 300, 1000, 4097});
+}
+TEST(CudaTiles, TwoPassesOfBfloat16) {
+  check_two_passes<bhalf_t, bhalf_t>({257, 300, 1000, 4097});
+}
+TEST(CudaTiles, TwoPassesOfBfloat16ToFloat) {
+  check_two_passes<bhalf_t, float>({257, 300, 1000});
+}
+TEST(CudaTiles, DimensionsOfTwoPasses) {
+  check_dimensions_of_several_rows<float>("two_pass_tiles", {257, 600});
+  check_dimensions_of_several_rows<bhalf_t>("two_pass_tiles", {257, 600});
+}
+
+// More results to join than a block does at once.
+TEST(CudaTiles, LongRowsOfTwoPasses) {
+  for (const std::int64_t rows : {3, 33}) {
+    check_layouts<float, float, 2>({70001, rows}, {1, 0}, 0);
+    check_layouts<bhalf_t, bhalf_t, 2>({70001, rows}, {1, 0}, 0);
+    check_layouts<double, double, 2>({40001, rows}, {1, 0}, 0);
+  }
+}
+TEST(CudaTiles, SameBitsOfLongRowsOfTwoPasses) {
+  const std::vector<RowsBeside> places{{1, 17, 3}, {64, 64, 0}, {65, 80, 16}, {77, 77, 5}};
+  check_bits_beside<float, Exec>("", "", places, {70001});
+  check_bits_beside<bhalf_t, Exec>("", "", places, {70001});
+  check_bits_beside<double, Exec>("", "", places, {40001});
+}
+
+TEST(CudaTiles, SameBitsOfTwoPasses) {
+  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
+  const std::vector<std::int64_t> lengths{257, 300, 512, 1000, 2049, 4096, 4353, 20001};
+  check_bits_of_two_passes<float, Exec>(lengths);
+  check_bits_of_two_passes<half_t, Exec>(lengths);
+  check_bits_of_two_passes<bhalf_t, Exec>(lengths);
+}
+
 TEST(CudaTiles, SameBitsOfClusters) {
   if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
   const std::vector<std::int64_t> lengths{257, 300, 512, 1000, 2049, 4096};
@@ -422,29 +482,36 @@ TEST(CudaTiles, ReservedForMoreRows) {
 
 // What was reserved for columns on boundaries can be captured for such as begin anywhere, and for few rows,
 // and the other way round.
-TEST(CudaTiles, ReservedForOtherAlignments) {
-  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
+void check_reserved_for_other_alignments(std::int64_t columns, const char* elsewhere,
+                                         std::size_t nodes_elsewhere) {
   using View = Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
-  for (const auto& [most, others] : {std::pair{40000, std::pair{39999, 77}}, {40001, {40000, 77}}}) {
+  for (const auto& [most, others] : {std::pair{40000, std::pair{39999, 7}}, {40001, {40000, 7}}}) {
     const Stream stream;
     const Exec exec(stream);
-    const View reserved("x", most, 300);
+    const View reserved("x", most, columns);
     ks::reserve(exec, reserved, reserved);
     exec.fence();
     for (const int rows : {most, others.first, others.second}) {
-      const View x("x", rows, 300), y("y", rows, 300);
+      const View x("x", rows, columns), y("y", rows, columns);
       const Graph graph(stream, [&] { ks::softmax(exec, x, y); });
-      EXPECT_STREQ(ks::last_implementation(),
-                   rows % 2 != 0 && rows > 77 ? "cluster_per_tile" : "grid_pipelined_tiles");
+      const bool is_elsewhere = rows % 2 != 0 && rows > 7;
+      EXPECT_STREQ(ks::last_implementation(), is_elsewhere ? elsewhere : "grid_pipelined_tiles");
       EXPECT_EQ(graph.failure(), "") << rows << " rows, reserved for " << most;
-      EXPECT_EQ(graph.nodes(), 1u);
+      EXPECT_EQ(graph.nodes(), is_elsewhere ? nodes_elsewhere : 1u);
       for (int launch = 0; launch < 2; ++launch) graph.launch();
       exec.fence();
       const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), y);
-      for (const int r : {0, rows - 1})
-        for (const int c : {0, 255, 256, 299}) EXPECT_FLOAT_EQ(host(r, c), 1.0f / 300);
+      for (const std::int64_t r : {0, rows - 1}) {
+        for (const std::int64_t c : {std::int64_t(0), std::int64_t(255), std::int64_t(256), columns - 1})
+          EXPECT_FLOAT_EQ(host(r, c), 1.0f / static_cast<float>(columns));
+      }
     }
   }
+}
+TEST(CudaTiles, ReservedForOtherAlignments) {
+  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
+  check_reserved_for_other_alignments(300, "cluster_per_tile", 1);
+  check_reserved_for_other_alignments(5000, "two_pass_tiles", 3);
 }
 
 }  // namespace

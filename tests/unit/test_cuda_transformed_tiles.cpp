@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Transforms of rows whose columns are not contiguous, on CUDA: in tiles of neighbouring rows, in registers
-// (one or several of a thread, of a block or of a cluster) and in a ring, copied as boxes of tensors, in
-// pairs of 16 bits and one by one.
+// (one or several of a thread, of a block or of a cluster), in a ring, copied as boxes of tensors, in pairs
+// of 16 bits and one by one, and read twice.
 #include <cstring>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,17 +33,21 @@ void check_chain(Case c) {
   c.chain = {reference::scale(acc, -0.7), reference::mask([keep](Position p) { return keep(p) != 0; }),
              reference::bias(acc, o.bias.at(c)), reference::temperature(acc, o.temperatures),
              reference::bias(acc, o.of_column.at(c))};
-  int several = 0;
-  const auto rank2 = [&](const Case& laid_out) {
-    several += check_tiles<In, Out, 2>(
+  std::set<std::string> ran;
+  for_tile_layouts(c, [&](const Case& laid_out) {
+    ran.merge(check_tiles<In, Out, 2>(
         Exec(), laid_out,
         ks::scale(-0.7) | ks::mask(o.keep.template view<2>()) | ks::bias(o.bias.template view<2>()) |
-            ks::temperature(o.temperature.template view<1>()) | ks::bias(o.of_column.template view<1>()));
-  };
-  for_tile_layouts(c, rank2);
-  const bool short_rows = c.extents[0] <= 256, middle = !short_rows && c.extents[0] <= 4096,
-             in_clusters = std::is_same_v<In, float> && has_clusters();
-  EXPECT_EQ(several > 0, (short_rows && scalar_of<Out> != Scalar::float64) || (middle && in_clusters));
+            ks::temperature(o.temperature.template view<1>()) | ks::bias(o.of_column.template view<1>())));
+  });
+  constexpr bool is_double = scalar_of<Out> == Scalar::float64;
+  const std::int64_t columns = c.extents[0];
+  std::set<std::string> expected;
+  if (columns <= 256 && !is_double) expected.insert("block_per_wide_tile");
+  if (columns > 256 && columns <= 4096 && std::is_same_v<In, float> && has_clusters())
+    expected.insert("cluster_per_tile");
+  if (columns > (is_double ? 128 : 256)) expected.insert("two_pass_tiles");
+  EXPECT_EQ(ran, expected) << columns << " columns";
 }
 
 template <class In, class Out>
@@ -120,8 +125,8 @@ TEST(CudaTransformedTiles, MasksAndSumsOfBfloat16) {
 
 // By length and type, as without a transform.
 TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
-  const std::string sliced = has_clusters() ? "grid_pipelined_tiles" : "strided_rows",
-                    several = has_clusters() ? "cluster_per_tile" : "strided_rows";
+  const std::string sliced = has_clusters() ? "grid_pipelined_tiles" : "two_pass_tiles",
+                    several = has_clusters() ? "cluster_per_tile" : "two_pass_tiles";
   const auto expect = [](auto scalar, std::int64_t columns, std::int64_t rows, const std::string& expected) {
     using T = decltype(scalar);
     const Kokkos::View<T**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", rows, columns),
@@ -134,11 +139,18 @@ TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
     expect(bhalf_t(0.0f), 256, rows, "block_per_tile");
     expect(0.0f, 257, rows, sliced);
     expect(bhalf_t(0.0f), 65536, rows, sliced);
-    expect(0.0f, 65537, rows, "strided_rows");
+    expect(0.0f, 65537, rows, "two_pass_tiles");
+    expect(0.0, 129, rows, "two_pass_tiles");
   }
   expect(0.0f, 300, 40001, several);
   expect(0.0f, 300, 40000, sliced);
   expect(bhalf_t(0.0f), 300, 40001, sliced);
+  // Where columns do not begin on boundaries, by how many slices there are to wait for.
+  expect(0.0f, 5000, 4000, sliced);
+  expect(0.0f, 5000, 4001, "two_pass_tiles");
+  expect(bhalf_t(0.0f), 5000, 4001, "two_pass_tiles");
+  expect(bhalf_t(0.0f), 5000, 4002, sliced);
+  expect(half_t(0.0f), 300, 40001, "two_pass_tiles");
   Exec().fence();
 }
 
@@ -158,6 +170,15 @@ TEST(CudaTransformedTiles, SameBitsOfFloat) {
 }
 TEST(CudaTransformedTiles, SameBitsOfBfloat16) {
   check_bits<bhalf_t>();
+}
+TEST(CudaTransformedTiles, SameBitsOfTwoPasses) {
+  if (!has_clusters()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
+  for (const std::int64_t columns : {257, 1000, 4352, 20001}) {
+    const auto transform = ks::transform(Ripple{}) | ks::causal(columns / 2);
+    check_bits_of_two_passes<float, Exec>({columns}, transform);
+    check_bits_of_two_passes<half_t, Exec>({columns}, transform);
+    check_bits_of_two_passes<bhalf_t, Exec>({columns}, transform);
+  }
 }
 
 // What was reserved is enough for a capture, whatever the rows' alignment.
@@ -193,6 +214,8 @@ TEST(CudaTransformedTiles, ReservedForACapture) {
   check_reserved<float>(1000);
   check_reserved<bhalf_t>(100);
   check_reserved<bhalf_t>(1000);
+  check_reserved<float>(5000);
+  check_reserved<double>(300);
 }
 
 }  // namespace

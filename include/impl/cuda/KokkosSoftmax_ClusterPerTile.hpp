@@ -152,7 +152,9 @@ struct ClusterPerTile {
   static std::string_view advise_against(const Exec& exec, const Problem& problem) {
     const RowGeometry& g = problem.geometry;
     constexpr bool is_16_bit = sizeof(typename Problem::In) == 2;
-    const bool reduces = problem.operation == Operation::logsumexp;
+    // (One H100, of reading at a copy's speed, columns that begin anywhere: float 257 columns 0.47 and 0.52,
+    // 512 0.80 and 0.77, 4096 0.56 and 0.85, bfloat16 0.31 and 0.39, 0.55 and 0.67, 0.42 and 0.80.)
+    if (problem.operation == Operation::logsumexp) return "two_pass_tiles reads x once for sums";
     const index_type slices = slices_of_tiles(problem);
     // (One H200, microseconds in a stream, grid_pipelined_tiles and this kernel, columns that begin anywhere:
     // float 1000 x 1025 8.9 and 8.7, 4096 x 65 8.8 and 11.2, 1000 x 8385 42 and 36; bfloat16 8.7 and 12.3, 24
@@ -162,18 +164,8 @@ struct ClusterPerTile {
         blocks_of_multiprocessor * exec.cuda_device_prop().multiProcessorCount)
       return "there are too few rows for several in each thread";
     // (Fraction of a copy, likewise: where columns lie on boundaries of 16 bytes, but not on those of
-    // sectors, float 1000 columns 0.55 and 0.68, 4000 0.60 and 0.55, bfloat16 1000 0.57 and 0.56; logsumexp
-    // 0.70 and 0.59. On boundaries of pairs bfloat16 1000 columns 0.43 and 0.50, 4000 0.39 both. Logsumexp of
-    // columns that begin anywhere, of reading at a copy's speed, 1000 0.43 and 0.56, bfloat16 0.25 and 0.38,
-    // 4096 0.44 and 0.42, 0.25 and 0.30.)
+    // sectors, float 1000 columns 0.55 and 0.68, 4000 0.60 and 0.55, bfloat16 1000 0.57 and 0.56.)
     constexpr index_type few_slices = 8;
-    const auto begin_at = [&](index_type bytes) {
-      const auto lie = [&](const auto* data, index_type column_stride) {
-        return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 &&
-               column_stride * static_cast<index_type>(sizeof(*data)) % bytes == 0;
-      };
-      return lie(problem.x, g.x_column_stride) && (reduces || lie(problem.y, g.y_column_stride));
-    };
     const bool few = slices <= few_slices;
     // (Of several dimensions, where rows side by side are too few for boxes, threads copy there: one H100, 14
     // x 14 images of float, 300 columns 0.58 and 0.73, 1000 0.68 and 0.83, 4000 0.66 and 0.69, of 1000 with a
@@ -181,12 +173,14 @@ struct ClusterPerTile {
     // 0.68, a mask 0.62 and 0.65, 4000 with a factor 0.77 and 0.72; 20 x 20 of bfloat16 0.60 and 0.68, 0.79
     // and 0.91, 0.71 and 0.72; but 28 x 28, which fill boxes, 1000 columns 0.93 and 0.88, 1.04 and 0.90.)
     const bool has_boxes = g.rank <= 1 || GridPipelinedTiles::rows_fill_boxes(problem);
-    if (has_boxes && begin_at(is_16_bit || has_transform_v<Problem> || reduces || !few ? 16 : 32))
+    if (has_boxes && columns_begin_at(problem, is_16_bit || has_transform_v<Problem> || !few ? 16 : 32))
       return "boxes of columns are copied faster";
-    // (Float with a factor, a bias as large as x, one for all rows, a mask, a temperature and GELU, 1000
-    // columns 0.44 and 0.55, 0.48 and 0.56, 0.43 and 0.49, 0.44 and 0.50, 0.44 and 0.48, 0.43 and 0.52, 4096
-    // 0.44 both, 0.51 and 0.44, 0.43 and 0.38, 0.45 and 0.39, 0.43 and 0.38, 0.43 and 0.42.)
-    if (!few && (has_transform_v<Problem> || (is_16_bit ? begin_at(4) : reduces)))
+    // (By grid_pipelined_tiles and this kernel float with a factor, a bias as large as x, one for all rows, a
+    // mask, a temperature and GELU, 1000 columns 0.44 and 0.55, 0.48 and 0.56, 0.43 and 0.49, 0.44 and 0.50,
+    // 0.44 and 0.48, 0.43 and 0.52. One H100, this kernel and two_pass_tiles: float with a factor 2000
+    // columns 0.65 and 0.55, 4096 0.57 both, GELU 0.61 and 0.56, 0.55 and 0.58; bfloat16 2000 0.55 both, 4096
+    // 0.50 and 0.58, on boundaries of pairs 0.61 and 0.55, 0.53 and 0.58.)
+    if (!few && (has_transform_v<Problem> || is_16_bit))
       return "large clusters leave multiprocessors to no one";
     return {};
   }

@@ -111,6 +111,18 @@ bool rows_come_in_pairs(const Problem& problem) {
   }
 }
 
+/// Whether columns of x, and of y if it has any, begin on boundaries of so many bytes, if their first rows
+/// are those of memory.
+template <class Problem>
+bool columns_begin_at(const Problem& problem, index_type bytes) {
+  const auto begin = [&](const auto* data, index_type column_stride) {
+    return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 &&
+           column_stride * static_cast<index_type>(sizeof(*data)) % bytes == 0;
+  };
+  return begin(problem.x, problem.geometry.x_column_stride) &&
+         (problem.operation == Operation::logsumexp || begin(problem.y, problem.geometry.y_column_stride));
+}
+
 /// use(k) for the first `count` of so many columns. Where all are there, without a predicate for each.
 template <int columns, class Use>
 __device__ __forceinline__ void for_columns(int count, const Use& use) {
