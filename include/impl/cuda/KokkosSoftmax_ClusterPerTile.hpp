@@ -203,10 +203,7 @@ struct ClusterPerTile {
   /// Fewer rows, and others that lie elsewhere, are for grid_pipelined_tiles.
   template <class Exec, class Problem>
   static void reserve(const Exec& exec, const Problem& problem) {
-    GridPipelinedTiles::reserve(exec, problem);
-    Problem no_rows = problem;
-    no_rows.geometry.rows = 0;
-    GridPipelinedTiles::run(exec, no_rows);
+    GridPipelinedTiles::reserve_for_others(exec, problem);
   }
   /// And this kernel for some of those that are for that one.
   template <class Exec, class Problem>

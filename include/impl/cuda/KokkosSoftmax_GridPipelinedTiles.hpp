@@ -930,6 +930,14 @@ struct GridPipelinedTiles {
   static void reserve(const Exec& exec, const Problem& problem) {
     CudaWorkspace::reserve<typename Problem::Acc>(exec, words(problem));
   }
+  /// For those that leave some rows of these extents to this kernel: what it needs, and the kernel itself.
+  template <class Exec, class Problem>
+  static void reserve_for_others(const Exec& exec, const Problem& problem) {
+    reserve(exec, problem);
+    Problem no_rows = problem;
+    no_rows.geometry.rows = 0;
+    run(exec, no_rows);
+  }
   /// Whether slices may come as boxes where columns lie on their boundaries.
   template <class Problem>
   static bool rows_fill_boxes(const Problem& problem) {

@@ -154,6 +154,38 @@ struct PlaceInTile {
   __device__ RowGeometry::Row row(const RowGeometry& g) const { return g.row(exists(g) ? first_row : 0); }
 };
 
+/// A thread's columns of a row, so far apart, to a transform that transforms_held_logits; past the end the
+/// last one's operands, where -inf stays what it is.
+template <int distance>
+struct ColumnsOfThread {
+  static constexpr bool vectors_are_whole = false;
+  index_type origin;
+  int count;
+  __device__ static constexpr bool skips(int) { return false; }
+  __device__ int offset(int v) const { return min(v, count - 1) * distance; }
+  __device__ int offset(int v, int) const { return offset(v); }
+  __device__ ColumnsOfThread anew() const { return {origin, not_known(count)}; }
+};
+
+/// Transforms logits of columns from `first` on, so far apart, of which the row has `count`, one at least.
+template <int distance, int columns, class Acc, class RowStage>
+__device__ __forceinline__ void transform_columns(const RowStage& stage, index_type first, int count,
+                                                  Acc (&logit)[columns]) {
+  const auto transform_at = [&](const auto& offset) {
+#pragma unroll
+    for (int k = 0; k < columns; ++k) logit[k] = transformed<Acc>(stage, logit[k], first + offset(k));
+  };
+  const ColumnsOfThread<distance> all{first, count};
+  if constexpr (transforms_held_logits<RowStage>) {
+    stage.template transform_held<1>(logit, all);
+  } else if (takes_any_column<RowStage> || count == columns) {
+    transform_at([](int k) { return k * distance; });
+  } else {
+    // (No branch parts the loads.)
+    transform_at([&](int k) { return all.offset(k); });
+  }
+}
+
 /// What a thread has of a tile.
 template <int columns, int rows, class Problem>
 struct PartOfTile {
@@ -230,7 +262,7 @@ struct PartOfTile {
       if (place.count == 0) return;
       const auto stage = prepared_stage<Acc>(problem.transform.at_row(place.row(problem.geometry).index),
                                              place.first_column);
-      transform_by(stage, place.first_column, place.count);
+      transform_columns<1>(stage, place.first_column, place.count, held);
     }
   }
 
@@ -344,31 +376,6 @@ struct PartOfTile {
       sum.join(ShareSum<Acc>::of(e[0]));
     }
     return sum;
-  }
-
-  /// So many; past the end the last one's operands, where -inf stays what it is.
-  struct ColumnsFrom {
-    static constexpr bool vectors_are_whole = false;
-    index_type origin;
-    int count;
-    __device__ static constexpr bool skips(int) { return false; }
-    __device__ int offset(int v) const { return min(v, count - 1); }
-    __device__ int offset(int v, int) const { return offset(v); }
-    __device__ ColumnsFrom anew() const { return {origin, not_known(count)}; }
-  };
-  template <class RowStage>
-  __device__ void transform_by(const RowStage& stage, index_type first_column, int count) {
-    if constexpr (transforms_held_logits<RowStage>) {
-      stage.template transform_held<1>(held, ColumnsFrom{first_column, count});
-    } else if (takes_any_column<RowStage> || count == columns) {
-#pragma unroll
-      for (int k = 0; k < columns; ++k) held[k] = transformed<Acc>(stage, held[k], first_column + k);
-    } else {
-      // Past the end, where -inf stays what it is, the last column's operands: no branch parts the loads.
-#pragma unroll
-      for (int k = 0; k < columns; ++k)
-        held[k] = transformed<Acc>(stage, held[k], first_column + min(k, count - 1));
-    }
   }
 
   template <class PutOutput, class Output>

@@ -181,19 +181,6 @@ struct TwoPassWriters {
   static constexpr int blocks = (sizeof(typename Problem::Acc) == 8 ? 512 : 1024) / threads;  ///< at least
 };
 
-/// Columns of a thread of those, to a transform that transforms_held_logits; past the end the last one's
-/// operands, where -inf stays what it is.
-template <int distance>
-struct ColumnsApart {
-  static constexpr bool vectors_are_whole = false;
-  index_type origin;
-  int count;
-  __device__ static constexpr bool skips(int) { return false; }
-  __device__ int offset(int v) const { return min(v, count - 1) * distance; }
-  __device__ int offset(int v, int) const { return offset(v); }
-  __device__ ColumnsApart anew() const { return {origin, not_known(count)}; }
-};
-
 /// How rows lie.
 struct TwoPassRows {
   bool side_by_side;    ///< all of them, in x and y
@@ -332,19 +319,7 @@ struct TwoPassWriter {
       for (int v = 0; v < rows_of_lane; ++v) {
         if (!exists[v]) continue;
         const auto stage = prepared_stage<Acc>(problem.transform.at_row(row[v].index), first_column);
-        using Stage = std::remove_const_t<decltype(stage)>;
-        const auto transform_at = [&](const auto& column_of) {
-#pragma unroll
-          for (int k = 0; k < columns; ++k)
-            value[v][k] = transformed<Acc>(stage, value[v][k], first_column + column_of(k) * Writers::slots);
-        };
-        if constexpr (transforms_held_logits<Stage>) {
-          stage.template transform_held<1>(value[v], ColumnsApart<Writers::slots>{first_column, count});
-        } else if (takes_any_column<Stage> || count == columns) {
-          transform_at([](int k) { return k; });
-        } else {
-          transform_at([last = count - 1](int k) { return min(k, last); });
-        }
+        transform_columns<Writers::slots>(stage, first_column, count, value[v]);
       }
     }
   }
@@ -471,11 +446,8 @@ struct TwoPassTiles {
     reserve_scratch(exec, problem);
     // Fewer rows, and others that lie elsewhere, may be for grid_pipelined_tiles.
     if constexpr (GridPipelinedTiles::supports<Exec, Problem>) {
-      if (!GridPipelinedTiles::refuse(exec, problem).empty()) return;
-      GridPipelinedTiles::reserve(exec, problem);
-      Problem no_rows = problem;
-      no_rows.geometry.rows = 0;
-      GridPipelinedTiles::run(exec, no_rows);
+      if (GridPipelinedTiles::refuse(exec, problem).empty())
+        GridPipelinedTiles::reserve_for_others(exec, problem);
     }
   }
   /// And these kernels for some of those that are for that one.
