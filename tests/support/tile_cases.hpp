@@ -126,12 +126,11 @@ void check_bits_beside(const std::string& implementation, const std::string& who
                        const Transform&... transform) {
   for (auto operation : operations) {
     for (const auto columns : lengths) {
-      const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0, transform...);
       std::optional<ks::ScopedImplementation> forced;
-      if (!implementation.empty()) {
-        EXPECT_EQ(ks::last_implementation(), whose_bits);
-        forced.emplace(implementation);
-      }
+      if (!whose_bits.empty()) forced.emplace(whose_bits);
+      const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0, transform...);
+      forced.reset();
+      if (!implementation.empty()) forced.emplace(implementation);
       for (const auto& [rows, distance, offset] : places) {
         const auto bits =
             bits_of_first_row<T, Exec>(operation, columns, rows, distance, offset, transform...);
@@ -171,18 +170,22 @@ void check_bits_of_clusters(const std::vector<std::int64_t>& lengths, const Tran
 }
 
 template <class T, class Exec, class... Transform>
+void check_bits_of_sliced_tiles(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
+  check_bits_of_several_rows<T, Exec>("block_per_sliced_tile", "two_pass_tiles", lengths, transform...);
+}
+template <class T, class Exec, class... Transform>
 void check_bits_of_two_passes(const std::vector<std::int64_t>& lengths, const Transform&... transform) {
   check_bits_of_several_rows<T, Exec>("two_pass_tiles", "grid_pipelined_tiles", lengths, transform...);
 }
 
-// By the library's choice and, where they can, by kernels that have several rows in each thread, and by those
-// that read twice; which of them could.
+// By the library's choice and by others, where they can; which of them could.
 template <class In, class Out, int rank, class Exec, class... Transform>
 std::set<std::string> check_tiles(const Exec& exec, const Case& c, const Transform&... transform) {
   check<In, Out, rank>(exec, c, false, transform...);
   std::set<std::string> ran;
   for (auto operation : operations) {
-    for (const char* const implementation : {"block_per_wide_tile", "cluster_per_tile", "two_pass_tiles"}) {
+    for (const char* const implementation :
+         {"block_per_wide_tile", "cluster_per_tile", "block_per_sliced_tile", "two_pass_tiles"}) {
       if (run_case<In, Out, rank>(exec, operation, c, implementation, transform...))
         ran.insert(implementation);
     }

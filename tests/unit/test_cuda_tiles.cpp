@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Rows whose columns are not contiguous, on CUDA: tiles of neighbouring rows in registers, one or several in
-// each thread, of a block or of a cluster of blocks, slices of tiles in a ring, copied as boxes of tensors
-// where these lie on boundaries, else by threads, and slices that are read twice.
+// each thread, of a block or of a cluster of blocks, all slices of a row in a block, slices of tiles in a
+// ring, copied as boxes of tensors where these lie on boundaries, else by threads, and slices that are read
+// twice.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -56,30 +57,38 @@ std::int64_t many_rows() {
 
 // By length and type, never by the number of rows, but between the two that give each other's bits.
 TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
-  const char* const twice = "two_pass_tiles";
+  const char *const twice = "two_pass_tiles", *const in_block = "block_per_sliced_tile";
   const char* const sliced = has_grid_pipelined_tiles() ? "grid_pipelined_tiles" : twice;
   for (const std::int64_t rows : {1, 2, 33, 256}) {
     for (const std::int64_t columns : {2, 8, 9, 256}) {
       expect_implementation<float>(columns, rows, "block_per_tile");
       expect_implementation<bhalf_t>(columns, rows, "block_per_tile");
     }
-    for (const std::int64_t columns : {257, 4096}) {
+    expect_implementation<float>(257, rows, in_block);
+    for (const std::int64_t columns : {1025, 4096}) {
       expect_implementation<float>(columns, rows, sliced);
       expect_implementation<half_t>(columns, rows, sliced);
     }
     expect_implementation<float>(65537, rows, twice);
     expect_implementation<double>(128, rows, "block_per_tile");
-    for (const std::int64_t columns : {129, 8192, 40000}) expect_implementation<double>(columns, rows, twice);
+    expect_implementation<double>(129, rows, in_block);
+    expect_implementation<double>(512, rows, in_block, twice);
+    for (const std::int64_t columns : {513, 40000}) expect_implementation<double>(columns, rows, twice);
   }
   expect_implementation<float>(5, many_rows(), "block_per_wide_tile");
   expect_implementation<bhalf_t>(5, many_rows() + 1, "block_per_wide_tile");
   expect_implementation<double>(2, many_rows(), "block_per_tile");
   // Boxes are copied faster, but where they would write sectors in part. And half of 16 bits are no pairs.
   const char* const several = has_grid_pipelined_tiles() ? "cluster_per_tile" : twice;
-  expect_implementation<float>(300, 100001, several, twice);
-  expect_implementation<float>(300, 100000, sliced);
-  expect_implementation<half_t>(300, 100001, several, twice);
-  expect_implementation<half_t>(300, 100000, sliced);
+  if (has_grid_pipelined_tiles()) {
+    expect_implementation<float>(300, 100001, several, in_block);
+    expect_implementation<float>(300, 100000, in_block);
+    expect_implementation<float>(600, 100001, several, twice);
+    expect_implementation<float>(600, 100000, sliced);
+    expect_implementation<half_t>(300, 100001, in_block, twice);
+    expect_implementation<half_t>(500, 100001, several, twice);
+    expect_implementation<half_t>(500, 100000, sliced);
+  }
   // What cannot wait in shared memory as it is written, and of which there is too much to wait for.
   expect_implementation<float>(5000, 4000, sliced, twice);
   expect_implementation<float>(5000, 4001, twice);
@@ -88,10 +97,9 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   expect_implementation<bhalf_t>(5000, 4000, sliced, twice);
   expect_implementation<bhalf_t>(5000, 4002, twice);
   expect_implementation<bhalf_t>(50000, 1024, twice);
-  // Of images that do not fill boxes a thread's rows have to be neighbours.
-  expect_implementation_of_images<float>(14, several);
-  expect_implementation_of_images<float>(13, sliced);
-  expect_implementation_of_images<float>(28, sliced);
+  for (const std::int64_t side : {13, 14, 28}) expect_implementation_of_images<float>(side, in_block);
+  expect_implementation_of_images<bhalf_t>(13, in_block);
+  if (has_grid_pipelined_tiles()) expect_implementation_of_images<bhalf_t>(28, sliced);
 }
 
 // Rows of which some are special, in slices, in a thread's share of one, and as a whole.
@@ -298,6 +306,40 @@ TEST(CudaTiles, ClustersOfBfloat16) {
   check_clusters<bhalf_t>();
 }
 
+// All slices of a row in a block.
+template <class In, class Out>
+void check_sliced_tiles(const std::vector<std::int64_t>& lengths) {
+  check_several_rows<In, Out>("block_per_sliced_tile", lengths);
+  const ks::ScopedImplementation forced("block_per_sliced_tile");
+  for (const std::int64_t rows : {1, 31, 72}) check_layouts<In, Out, 2>({lengths.back(), rows}, {1, 0}, 0);
+}
+TEST(CudaTiles, SlicedOfFloat) {
+  check_sliced_tiles<float, float>({257, 300, 512, 600, 1024});
+}
+TEST(CudaTiles, SlicedOfDouble) {
+  check_sliced_tiles<double, double>({129, 300, 512});
+}
+TEST(CudaTiles, SlicedOfHalf) {
+  check_sliced_tiles<half_t, half_t>({257, 600, 1024});
+}
+TEST(CudaTiles, SlicedOfBfloat16) {
+  check_sliced_tiles<bhalf_t, bhalf_t>({257, 600, 1024});
+}
+TEST(CudaTiles, SlicedOfBfloat16ToFloat) {
+  check_sliced_tiles<bhalf_t, float>({257, 600});
+}
+TEST(CudaTiles, DimensionsOfSlicedTiles) {
+  check_dimensions_of_several_rows<float>("block_per_sliced_tile", {257, 600});
+  check_dimensions_of_several_rows<bhalf_t>("block_per_sliced_tile", {257, 600});
+}
+TEST(CudaTiles, SameBitsOfSlicedTiles) {
+  const std::vector<std::int64_t> lengths{257, 300, 512, 600, 1000};
+  check_bits_of_sliced_tiles<float, Exec>(lengths);
+  check_bits_of_sliced_tiles<half_t, Exec>(lengths);
+  check_bits_of_sliced_tiles<bhalf_t, Exec>(lengths);
+  check_bits_of_sliced_tiles<double, Exec>({129, 300, 512});
+}
+
 // Written by sectors of memory, up to the last rows, of a tile more than there are; and rows that are nowhere
 // neighbours.
 template <class In, class Out>
@@ -482,7 +524,7 @@ TEST(CudaTiles, ReservedForMoreRows) {
 
 // What was reserved for columns on boundaries can be captured for such as begin anywhere, and for few rows,
 // and the other way round.
-void check_reserved_for_other_alignments(std::int64_t columns, const char* elsewhere,
+void check_reserved_for_other_alignments(std::int64_t columns, const char* usual, const char* elsewhere,
                                          std::size_t nodes_elsewhere) {
   using View = Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
   for (const auto& [most, others] : {std::pair{40000, std::pair{39999, 7}}, {40001, {40000, 7}}}) {
@@ -495,7 +537,7 @@ void check_reserved_for_other_alignments(std::int64_t columns, const char* elsew
       const View x("x", rows, columns), y("y", rows, columns);
       const Graph graph(stream, [&] { ks::softmax(exec, x, y); });
       const bool is_elsewhere = rows % 2 != 0 && rows > 7;
-      EXPECT_STREQ(ks::last_implementation(), is_elsewhere ? elsewhere : "grid_pipelined_tiles");
+      EXPECT_STREQ(ks::last_implementation(), is_elsewhere ? elsewhere : usual);
       EXPECT_EQ(graph.failure(), "") << rows << " rows, reserved for " << most;
       EXPECT_EQ(graph.nodes(), is_elsewhere ? nodes_elsewhere : 1u);
       for (int launch = 0; launch < 2; ++launch) graph.launch();
@@ -510,8 +552,9 @@ void check_reserved_for_other_alignments(std::int64_t columns, const char* elsew
 }
 TEST(CudaTiles, ReservedForOtherAlignments) {
   if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
-  check_reserved_for_other_alignments(300, "cluster_per_tile", 1);
-  check_reserved_for_other_alignments(5000, "two_pass_tiles", 3);
+  check_reserved_for_other_alignments(300, "block_per_sliced_tile", "cluster_per_tile", 1);
+  check_reserved_for_other_alignments(600, "grid_pipelined_tiles", "cluster_per_tile", 1);
+  check_reserved_for_other_alignments(5000, "grid_pipelined_tiles", "two_pass_tiles", 3);
 }
 
 }  // namespace

@@ -47,6 +47,8 @@ void check_chain(Case c) {
   if (columns > 256 && columns <= 4096 && std::is_same_v<In, float> && has_clusters())
     expected.insert("cluster_per_tile");
   if (columns > (is_double ? 128 : 256)) expected.insert("two_pass_tiles");
+  if (columns > (is_double ? 128 : 256) && columns <= (is_double ? 512 : 1024))
+    expected.insert("block_per_sliced_tile");
   EXPECT_EQ(ran, expected) << columns << " columns";
 }
 
@@ -137,20 +139,25 @@ TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
   for (const std::int64_t rows : {1, 33, 256}) {
     expect(0.0f, 256, rows, "block_per_tile");
     expect(bhalf_t(0.0f), 256, rows, "block_per_tile");
-    expect(0.0f, 257, rows, sliced);
+    expect(0.0f, 257, rows, "block_per_sliced_tile");
+    expect(0.0f, 600, rows, sliced);
     expect(bhalf_t(0.0f), 4096, rows, sliced);
     expect(0.0f, 65537, rows, "two_pass_tiles");
-    expect(0.0, 129, rows, "two_pass_tiles");
+    expect(0.0, 129, rows, "block_per_sliced_tile");
+    expect(0.0, 513, rows, "two_pass_tiles");
   }
   expect(0.0f, 300, 40001, several);
-  expect(0.0f, 300, 40000, sliced);
-  expect(bhalf_t(0.0f), 300, 40001, sliced);
+  expect(0.0f, 300, 40000, "block_per_sliced_tile");
+  expect(0.0f, 600, 40000, sliced);
+  expect(bhalf_t(0.0f), 1000, 40000, sliced);
+  expect(bhalf_t(0.0f), 1000, 40001, "block_per_sliced_tile");
   // Where columns do not begin on boundaries, by how many slices there are to wait for.
   expect(0.0f, 5000, 4000, sliced);
   expect(0.0f, 5000, 4001, "two_pass_tiles");
   expect(bhalf_t(0.0f), 5000, 4001, "two_pass_tiles");
   expect(bhalf_t(0.0f), 5000, 4002, sliced);
-  expect(half_t(0.0f), 300, 40001, "two_pass_tiles");
+  expect(half_t(0.0f), 300, 40000, "block_per_sliced_tile");
+  expect(half_t(0.0f), 1100, 40001, "two_pass_tiles");
   Exec().fence();
 }
 
@@ -170,6 +177,17 @@ TEST(CudaTransformedTiles, SameBitsOfFloat) {
 }
 TEST(CudaTransformedTiles, SameBitsOfBfloat16) {
   check_bits<bhalf_t>();
+}
+template <class T>
+void check_bits_of_sliced() {
+  for (const std::int64_t columns : {257, 600, 1000})
+    check_bits_of_sliced_tiles<T, Exec>({columns}, ks::transform(Ripple{}) | ks::causal(columns / 2));
+}
+TEST(CudaTransformedTiles, SameBitsOfSlicedTiles) {
+  check_bits_of_sliced<float>();
+  check_bits_of_sliced<half_t>();
+  check_bits_of_sliced<bhalf_t>();
+  check_bits_of_sliced_tiles<double, Exec>({129, 300, 500}, ks::transform(Ripple{}) | ks::causal(100));
 }
 TEST(CudaTransformedTiles, SameBitsOfTwoPasses) {
   if (!has_clusters()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";

@@ -51,6 +51,44 @@ struct TwoPassScratch {
   __device__ SliceOfTile slice() const { return {blockIdx.x % tiles, blockIdx.x / tiles}; }
 };
 
+/// Reduces a slice that the threads of a TileBlock have in registers, as grid_pipelined_tiles does it; `max`
+/// becomes what their exponentials are below. tell(row, partial) by one thread for each row of the tile. By
+/// all threads of a block, which has `most_groups` of such at most, each of which passes its number.
+template <int most_groups, int rows_of_lane, int columns, class Problem, class Tell>
+__device__ __forceinline__ void reduce_slice_of_tile(PartOfTile<columns, rows_of_lane, Problem>& mine,
+                                                     const Problem& problem,
+                                                     const PlaceInTile<columns, rows_of_lane>& place,
+                                                     int group, int lane, int slot, bool softmax,
+                                                     typename Problem::Acc (&max)[rows_of_lane],
+                                                     const Tell& tell) {
+  using Readers = TileBlock<Problem>;
+  using Mine = PartOfTile<columns, rows_of_lane, Problem>;
+  using Acc = typename Problem::Acc;
+  if constexpr (has_transform_v<Problem>) {
+    // By shares.
+    static_assert(rows_of_lane == 1 && Readers::slots == ReductionPlan::shares);
+    __shared__ Acc maxima[most_groups][Readers::slots][Readers::lanes];
+    __shared__ ShareSum<Acc> sums[most_groups][Readers::slots][Readers::lanes];
+    mine.transform(problem, place);
+    Mine::maxima(mine.top(), max);
+    maxima[group][slot][lane] = max[0];
+    sums[group][slot][lane] = mine.sum(max[0], 0, softmax);
+    __syncthreads();
+    if (slot == 0) {
+      tell(lane, join_shares<Acc>([&](int share) {
+             return Mine::Part::share(maxima[group][share][lane], sums[group][share][lane]);
+           }));
+    }
+  } else {
+    using Shared = SharedTile<rows_of_lane, Problem>;
+    __shared__ uint4 shared[most_groups][(Shared::bytes(Readers::lanes, Readers::slots) + 15) / 16];
+    Shared(shared[group], Readers::lanes, Readers::slots)
+        .reduce(
+            mine, softmax, lane, Readers::lanes, slot, Readers::slots, max, [] { __syncthreads(); },
+            [&](int row, Acc top, const ShareSum<Acc>& sum) { tell(row, Mine::Part::share(top, sum)); });
+  }
+}
+
 template <int rows_of_lane, class Problem>
 __global__ void __launch_bounds__(TileBlock<Problem>::threads)
     two_pass_tiles_reduce_kernel(const __grid_constant__ Problem problem,
@@ -62,8 +100,7 @@ __global__ void __launch_bounds__(TileBlock<Problem>::threads)
   constexpr int rows = Readers::lanes * rows_of_lane;
   grid_dependency_wait();
   if (problem.geometry.rows == 0) return;
-  const int lane = static_cast<int>(threadIdx.x), slot = static_cast<int>(threadIdx.y),
-            thread = slot * Readers::lanes + lane;
+  const int lane = static_cast<int>(threadIdx.x), slot = static_cast<int>(threadIdx.y);
   const SliceOfTile slice = scratch.slice();
   const index_type all_rows = problem.geometry.rows, first_row = static_cast<index_type>(slice.tile) * rows;
   const typename Mine::Place place(
@@ -75,39 +112,16 @@ __global__ void __launch_bounds__(TileBlock<Problem>::threads)
     Mine::load(problem, place, raw);
     mine.take(raw);
   }
-  const bool softmax = problem.operation == Operation::softmax;
-  const auto tell = [&](int row, const PartialSoftmax<Acc>& partial) {
-    if (first_row + row < all_rows) scratch.partials[slice.slice * all_rows + first_row + row] = partial;
-  };
-  if constexpr (has_transform_v<Problem>) {
-    // By shares, as grid_pipelined_tiles does it.
-    static_assert(rows_of_lane == 1 && Readers::slots == ReductionPlan::shares);
-    __shared__ Acc maxima[Readers::slots][rows];
-    __shared__ ShareSum<Acc> sums[Readers::slots][rows];
-    mine.transform(problem, place);
-    Acc max[1];
-    Mine::maxima(mine.top(), max);
-    maxima[slot][lane] = max[0];
-    sums[slot][lane] = mine.sum(max[0], 0, softmax);
-    if constexpr (Scratch::has_maxima) {
-      if (first_row + lane < all_rows)
-        scratch.maxima[(static_cast<index_type>(slice.slice) * Scratch::shares + slot) * all_rows +
-                       first_row + lane] = max[0];
-    }
-    __syncthreads();
-    if (thread < rows) {
-      tell(thread, join_shares<Acc>([&](int share) {
-             return Mine::Part::share(maxima[share][thread], sums[share][thread]);
-           }));
-    }
-  } else {
-    __shared__ uint4
-        shared[(SharedTile<rows_of_lane, Problem>::bytes(Readers::lanes, Readers::slots) + 15) / 16];
-    Acc max[rows_of_lane];
-    SharedTile<rows_of_lane, Problem>(shared, Readers::lanes, Readers::slots)
-        .reduce(
-            mine, softmax, lane, Readers::lanes, slot, Readers::slots, max, [] { __syncthreads(); },
-            [&](int row, Acc top, const ShareSum<Acc>& sum) { tell(row, Mine::Part::share(top, sum)); });
+  Acc max[rows_of_lane];
+  reduce_slice_of_tile<1>(mine, problem, place, 0, lane, slot, problem.operation == Operation::softmax, max,
+                          [&](int row, const PartialSoftmax<Acc>& partial) {
+                            if (first_row + row < all_rows)
+                              scratch.partials[slice.slice * all_rows + first_row + row] = partial;
+                          });
+  if constexpr (Scratch::has_maxima) {
+    if (first_row + lane < all_rows)
+      scratch.maxima[(static_cast<index_type>(slice.slice) * Scratch::shares + slot) * all_rows + first_row +
+                     lane] = max[0];
   }
 }
 
