@@ -10,6 +10,7 @@
 #ifndef KOKKOSSOFTMAX_BLOCKPERSLICEDTILE_HPP
 #define KOKKOSSOFTMAX_BLOCKPERSLICEDTILE_HPP
 
+#include <impl/cuda/KokkosSoftmax_PackedMask.hpp>
 #include <impl/cuda/KokkosSoftmax_TwoPassTiles.hpp>
 
 #include <algorithm>
@@ -137,6 +138,15 @@ struct BlockPerSlicedTile {
             static_cast<unsigned>(slices_of_tiles(problem))};
   }
 
+  /// Whether a mask with a value for each logit is the only operand of that kind.
+  template <class Transform>
+  static bool only_reads_masks(const Transform& transform) {
+    bool reads = false;
+    if constexpr (PartsOfChain<Transform>::masks == 1 && PartsOfChain<Transform>::others == 0)
+      transform.visit_operands([&](const auto& operand) { reads = !operand.row_offset.is_none(); });
+    return reads;
+  }
+
   /// Of rows that grid_pipelined_tiles could have. (That kernel, or cluster_per_tile, and this one.)
   template <class Problem>
   static std::string_view advice_where_rows_can_wait(const Problem& problem) {
@@ -146,13 +156,17 @@ struct BlockPerSlicedTile {
                          *several_are_faster = "slices that several blocks have are faster";
     const RowGeometry& g = problem.geometry;
     const bool few = slices_of_tiles(problem) <= few_slices;
-    // (Float 257 columns 0.74 and 0.85, 512 0.85 and 0.86, 600 0.85 and 0.69, 1000 0.86 both; images of 7 x 7
-    // 300 0.54 and 0.62, 1000 0.55 both, of 14 x 14 0.72 and 0.90, 0.82 and 0.70.)
-    if constexpr (!is_16_bit) return few ? "" : several_are_faster;
-    // (Of reading at a copy's speed bfloat16 300 columns 0.58 and 0.45.)
-    if (problem.operation == Operation::logsumexp) return several_are_faster;
     const bool has_boxes = g.rank <= 1 || GridPipelinedTiles::rows_fill_boxes(problem),
                by_boxes = has_boxes && columns_begin_at(problem, 16);
+    // (Float 257 columns 0.74 and 0.85, 512 0.85 and 0.86, 600 0.85 and 0.69, 1000 0.86 both; images of 7 x 7
+    // 300 0.54 and 0.62, 1000 0.55 both, of 14 x 14 0.72 and 0.90, 0.82 and 0.70. But 300 columns with a mask
+    // as large as x 0.71 and 0.59, and a temperature 0.64 and 0.52, with a factor and a bias 0.60 and 0.63.)
+    if constexpr (!is_16_bit) {
+      if (by_boxes && only_reads_masks(problem.transform)) return boxes_are_faster;
+      return few ? "" : several_are_faster;
+    }
+    // (Of reading at a copy's speed bfloat16 300 columns 0.58 and 0.45.)
+    if (problem.operation == Operation::logsumexp) return several_are_faster;
     // (GELU, bfloat16 300 columns 0.44 both, 1000 0.70 and 0.47, half 0.31 and 0.49, 0.52 and 0.51; that
     // begin anywhere bfloat16 0.28 and 0.42, 0.36 and 0.42.)
     if constexpr (has_transform_v<Problem>)
