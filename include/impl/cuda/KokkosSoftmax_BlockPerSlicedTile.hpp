@@ -39,11 +39,7 @@ __global__ void __launch_bounds__(1024, 1)
       problem.geometry, static_cast<index_type>(blockIdx.x) * rows + lane,
       static_cast<index_type>(slice) * columns_of_tile<Problem> + slot * Readers::columns_of_thread);
   Mine mine;
-  {
-    typename Mine::Raw raw[Readers::columns_of_thread];
-    Mine::load(problem, place, raw);
-    mine.take(raw);
-  }
+  mine.read(problem, place);
   const bool softmax = problem.operation == Operation::softmax;
   Acc max[1];
   reduce_slice_of_tile<most_slices>(
@@ -154,10 +150,8 @@ struct BlockPerSlicedTile {
                    keeps_exponentials = ResultOfTileRow<Problem>::keeps_exponentials;
     constexpr const char *boxes_are_faster = "boxes of columns are copied faster",
                          *several_are_faster = "slices that several blocks have are faster";
-    const RowGeometry& g = problem.geometry;
-    const bool few = slices_of_tiles(problem) <= few_slices;
-    const bool has_boxes = g.rank <= 1 || GridPipelinedTiles::rows_fill_boxes(problem),
-               by_boxes = has_boxes && columns_begin_at(problem, 16);
+    const bool few = slices_of_tiles(problem) <= few_slices,
+               by_boxes = GridPipelinedTiles::come_as_boxes(problem, 16);
     // (Float 257 columns 0.74 and 0.85, 512 0.85 and 0.86, 600 0.85 and 0.69, 1000 0.86 both; images of 7 x 7
     // 300 0.54 and 0.62, 1000 0.55 both, of 14 x 14 0.72 and 0.90, 0.82 and 0.70. But 300 columns with a mask
     // as large as x 0.71 and 0.59, and a temperature 0.64 and 0.52, with a factor and a bias 0.60 and 0.63.)
@@ -174,7 +168,7 @@ struct BlockPerSlicedTile {
     // (Bfloat16 300 columns 0.73 and 0.50, that begin anywhere 0.45 and 0.57, 1000 0.57 and 0.46; images of
     // 13 x 13 300 0.35 and 0.56, 1000 0.47 and 0.54.)
     if (by_boxes) return boxes_are_faster;
-    return few || g.rank > 1 ? "" : several_are_faster;
+    return few || problem.geometry.rank > 1 ? "" : several_are_faster;
   }
 };
 

@@ -30,11 +30,7 @@ __global__ void __launch_bounds__(512, 2) block_per_tile_kernel(const __grid_con
                                    (static_cast<index_type>(blockIdx.x) * lanes + lane) * rows_of_lane,
                                    static_cast<index_type>(slot) * columns_of_thread);
   Mine mine;
-  {
-    typename Mine::Raw raw[columns_of_thread];
-    Mine::load(problem, place, raw);
-    mine.take(raw);
-  }
+  mine.read(problem, place);
   mine.transform(problem, place);
   const bool softmax = problem.operation == Operation::softmax;
   Acc max[rows_of_lane];

@@ -260,9 +260,7 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
       });
     } else {
       Mine mine;
-      Raw raw[columns];
-      Mine::load(call.problem, at, raw);
-      mine.take(raw);
+      mine.read(call.problem, at);
       put(slot, mine);
     }
     cp_async_commit_group();
@@ -938,11 +936,13 @@ struct GridPipelinedTiles {
     no_rows.geometry.rows = 0;
     run(exec, no_rows);
   }
-  /// Whether slices may come as boxes where columns lie on their boundaries.
+  /// Whether slices come as boxes, on boundaries of so many bytes (boxes have to be on those of 16).
   template <class Problem>
-  static bool rows_fill_boxes(const Problem& problem) {
+  static bool come_as_boxes(const Problem& problem, index_type bytes) {
     const RowGeometry& g = problem.geometry;
-    return g.rank > 0 && g.rank <= 3 && rows_fill<TileBlock<Problem>::lanes * most_rows_of_lane<Problem>>(g);
+    const bool rows_fill_boxes =
+        g.rank <= 1 || (g.rank <= 3 && rows_fill<TileBlock<Problem>::lanes * most_rows_of_lane<Problem>>(g));
+    return rows_fill_boxes && columns_begin_at(problem, bytes);
   }
   /// Longer rows are for others: these are warm for shorter ones, too.
   template <class Exec, class Problem>

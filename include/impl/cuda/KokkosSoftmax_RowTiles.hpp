@@ -244,6 +244,12 @@ struct PartOfTile {
     }
     take(raw);
   }
+  /// Both at once, where nothing else is to be done meanwhile.
+  __device__ void read(const Problem& problem, const Place& place) {
+    Raw raw[columns];
+    load(problem, place, raw);
+    take(raw);
+  }
   __device__ void take(const Raw (&raw)[columns]) {
 #pragma unroll
     for (int k = 0; k < columns; ++k) {

@@ -107,11 +107,7 @@ __global__ void __launch_bounds__(TileBlock<Problem>::threads)
       problem.geometry, first_row + lane * rows_of_lane,
       static_cast<index_type>(slice.slice) * columns_of_tile<Problem> + slot * Readers::columns_of_thread);
   Mine mine;
-  {
-    typename Mine::Raw raw[Readers::columns_of_thread];
-    Mine::load(problem, place, raw);
-    mine.take(raw);
-  }
+  mine.read(problem, place);
   Acc max[rows_of_lane];
   reduce_slice_of_tile<1>(mine, problem, place, 0, lane, slot, problem.operation == Operation::softmax, max,
                           [&](int row, const PartialSoftmax<Acc>& partial) {
@@ -501,8 +497,7 @@ struct TwoPassTiles {
     if (ceil_div(g.rows, TileBlock<Problem>::lanes) * slices <
         2 * exec.cuda_device_prop().multiProcessorCount)
       return "there are too few rows for three kernels";
-    const bool has_boxes = g.rank <= 1 || GridPipelinedTiles::rows_fill_boxes(problem),
-               by_boxes = has_boxes && columns_begin_at(problem, 16);
+    const bool by_boxes = GridPipelinedTiles::come_as_boxes(problem, 16);
     if (problem.operation == Operation::logsumexp) {
       // (Of reading at a copy's speed: float 512 columns 0.85 and 0.81, 2000 0.85 and 0.87, 65536 0.58 and
       // 0.94; that begin anywhere 512 0.59 and 0.77, 65536 0.48 and 0.89.)
