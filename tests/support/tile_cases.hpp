@@ -126,10 +126,19 @@ void check_bits_beside(const std::string& implementation, const std::string& who
                        const Transform&... transform) {
   for (auto operation : operations) {
     for (const auto columns : lengths) {
-      std::optional<ks::ScopedImplementation> forced;
-      if (!whose_bits.empty()) forced.emplace(whose_bits);
+      // (That one's, whichever the library chooses for a row alone.)
       const auto alone = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0, transform...);
-      forced.reset();
+      const std::string chosen = ks::last_implementation();
+      if (!whose_bits.empty()) {
+        const ks::ScopedImplementation forced(whose_bits);
+        const auto bits = bits_of_first_row<T, Exec>(operation, columns, 1, 2, 0, transform...);
+        EXPECT_EQ(ks::last_implementation(), whose_bits);
+        ASSERT_EQ(bits.size(), alone.size());
+        EXPECT_EQ(std::memcmp(bits.data(), alone.data(), bits.size() * sizeof(T)), 0)
+            << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns
+            << " columns, chosen " << chosen;
+      }
+      std::optional<ks::ScopedImplementation> forced;
       if (!implementation.empty()) forced.emplace(implementation);
       for (const auto& [rows, distance, offset] : places) {
         const auto bits =

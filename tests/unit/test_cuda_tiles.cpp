@@ -69,6 +69,10 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
       expect_implementation<float>(columns, rows, sliced);
       expect_implementation<half_t>(columns, rows, sliced);
     }
+    // (Sums of rows enough for three kernels.)
+    const char* const of_sums = rows == 256 ? twice : sliced;
+    expect_implementation<float>(16384, rows, sliced, of_sums);
+    expect_implementation<half_t>(16384, rows, sliced, of_sums);
     expect_implementation<float>(65537, rows, twice);
     expect_implementation<double>(128, rows, "block_per_tile");
     expect_implementation<double>(129, rows, in_block);
@@ -527,7 +531,7 @@ TEST(CudaTiles, ReservedForMoreRows) {
 void check_reserved_for_other_alignments(std::int64_t columns, const char* usual, const char* elsewhere,
                                          std::size_t nodes_elsewhere) {
   using View = Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
-  for (const auto& [most, others] : {std::pair{40000, std::pair{39999, 7}}, {40001, {40000, 7}}}) {
+  for (const auto& [most, others] : {std::pair{40000, std::pair{39999, 77}}, {40001, {40000, 77}}}) {
     const Stream stream;
     const Exec exec(stream);
     const View reserved("x", most, columns);
@@ -536,7 +540,7 @@ void check_reserved_for_other_alignments(std::int64_t columns, const char* usual
     for (const int rows : {most, others.first, others.second}) {
       const View x("x", rows, columns), y("y", rows, columns);
       const Graph graph(stream, [&] { ks::softmax(exec, x, y); });
-      const bool is_elsewhere = rows % 2 != 0 && rows > 7;
+      const bool is_elsewhere = rows % 2 != 0 && rows > 77;
       EXPECT_STREQ(ks::last_implementation(), is_elsewhere ? elsewhere : usual);
       EXPECT_EQ(graph.failure(), "") << rows << " rows, reserved for " << most;
       EXPECT_EQ(graph.nodes(), is_elsewhere ? nodes_elsewhere : 1u);
