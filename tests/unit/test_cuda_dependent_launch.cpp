@@ -321,8 +321,8 @@ TEST_F(CudaDependentLaunch, RowsOfFloatComeToTheirKernel) {
       {1, length, "split_rows_kernel", "ILi2ELi2E"},
       {3 * multiprocessors / slices, length, "split_rows_kernel", "ILi1ELi8ELi768E"},
       {4 * multiprocessors / slices, length, "split_rows_kernel", "ILi1ELi8ELi1024E"},
-      {4 * multiprocessors / slices + 1, length, "grid_pipelined_rows_kernel", "Lb0E"},
-      {1, 2200000, "grid_pipelined_rows_kernel", "Lb1E"},
+      {4 * multiprocessors / slices + 1, length, "grid_pipelined_rows_kernel", "RingForE0E"},
+      {1, 2200000, "grid_pipelined_rows_kernel", "RingForE1E"},
   };
   for (const auto& c : cases) {
     const Layout rows = reference::right({c.rows, c.columns});

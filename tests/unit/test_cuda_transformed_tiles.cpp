@@ -125,6 +125,29 @@ TEST(CudaTransformedTiles, MasksAndSumsOfBfloat16) {
   check_masks_and_sums<bhalf_t>();
 }
 
+// A mask as large as x, in boxes as x is, comes with it in the ring, which is chosen for that.
+TEST(CudaTransformedTiles, MasksOfFloatDecideWhoRuns) {
+  const std::string of_ring = has_clusters() ? "grid_pipelined_tiles" : "two_pass_tiles";
+  for (const std::int64_t columns : {300, 512}) {
+    for (const std::int64_t rows : {64, 72, 77}) {
+      auto c = tile_case(Scalar::float32, {columns, rows}, 0);
+      const ChainOperands<float, Exec> o(c);
+      const auto keep = o.keep.at(c);
+      c.chain = {reference::mask([keep](Position p) { return keep(p) != 0; })};
+      for_tile_layouts(c, [&](const Case& laid_out) {
+        check_tiles<float, float, 2>(Exec(), laid_out, ks::mask(o.keep.template view<2>()));
+      });
+    }
+    constexpr std::int64_t many = 40000;
+    const Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", many, columns),
+        y("y", many, columns);
+    const Kokkos::View<bool**, Kokkos::LayoutLeft, Kokkos::CudaSpace> keep("keep", many, columns);
+    ks::softmax(Exec(), x, y, ks::mask(keep));
+    EXPECT_EQ(ks::last_implementation(), of_ring) << columns;
+  }
+  Exec().fence();
+}
+
 // By length and type, as without a transform.
 TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
   const std::string sliced = has_clusters() ? "grid_pipelined_tiles" : "two_pass_tiles",

@@ -23,10 +23,11 @@
 /// slices; the results are those of the other way). There is no storer then.
 ///
 /// Operands of a transform whose columns lie side by side are copied along, to slots of their own behind the
-/// others; those of few slices that are the same for all rows once. A float's transformed logit goes back to
-/// its slot, and so do what a mask leaves of 16 bits, alone or among factors, and the exponential of a
-/// bfloat16's transformed logit (PackedExponentials): these need their operands until a slice is reduced,
-/// others (of half, and of log_softmax of bfloat16) until it is finished.
+/// others; those that are the same for all rows once where there are few slices, else for two rows, whose
+/// slices at the same columns are one ticket. A float's transformed logit goes back to its slot, and so do
+/// what a mask leaves of 16 bits, alone or among factors, and the exponential of a bfloat16's transformed
+/// logit (PackedExponentials): these need their operands until a slice is reduced, others (of half, and of
+/// log_softmax of bfloat16) until it is finished.
 ///
 /// What was measured, as fractions of a copy of 1 GiB on one H200. Float: warps that do all of it in turn
 /// 0.8, since they wait for copies while results are there, or for results while copies are; slices that wait
@@ -46,25 +47,26 @@
 /// such a bias 0.71 and 0.75, 2.2 M columns with one as large as x 0.80 and 0.86, half 0.60 and 0.63. Two
 /// groups of publishers that take halves of the same shares, so that operands are free sooner: with a
 /// temperature 0.68 for 0.84, with a bias for all rows no better. Nor do these come sooner where each group
-/// of publishers brings its own; where a ticket has the slices at the same columns of 8 rows, whose operands
-/// stay, such a bias has 0.82 for 0.74 (float 0.89 for 0.86, a mask 0.91 for 0.95). Exponentials below the
-/// maximum of a quarter of the logits, and formed once more where that is too low: such a bias 0.75 for 0.73,
-/// GELU 0.76 for 0.79. Parked slices: 3 M columns of float 0.92 for 0.87, 4 M 0.90 for 0.80, 5 M 0.89 for
-/// 0.78, but 393216 0.94 for 0.955; two in place of three no better below 3.5 M and 0.02 less above; a parked
-/// slice that changes places with the next one in its slot, from where a bulk copy takes it to y, 0.01 less;
-/// fewer looks for the words of a row 0.91 to 0.94 for 2 M and up to 0.03 less for others.
+/// of publishers brings its own; a mask for all rows that rows of a ticket share has 0.93 for 0.95.
+/// Exponentials below the maximum of a quarter of the logits, and formed once more where that is too low:
+/// such a bias 0.75 for 0.73, GELU 0.76 for 0.79. Parked slices: 3 M columns of float 0.92 for 0.87, 4 M 0.90
+/// for 0.80, 5 M 0.89 for 0.78, but 393216 0.94 for 0.955; two in place of three no better below 3.5 M and
+/// 0.02 less above; a parked slice that changes places with the next one in its slot, from where a bulk copy
+/// takes it to y, 0.01 less; fewer looks for the words of a row 0.91 to 0.94 for 2 M and up to 0.03 less for
+/// others.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies, announcers for slices of earlier tickets
 /// besides: whatever slice was handed out gets published. A row lacks slices that nobody took only while no
 /// slot is free, and tickets are handed out in order (those that a block has without drawing them it takes at
 /// once, into empty slots), so of all rows that some block waits for, the oldest could lack one only if it
 /// filled all slots of the grid itself: ruled out, since of a row at most as many slices as the grid has
-/// slots are held; those of a longer one that are read twice come first, and hold no slot while they wait.
-/// Where slices are parked, registers are slots like others in this: finishers wait for a row only when they
-/// have slices in all of theirs; and a ticket drawn before its slot is free waits for the end of a slice
-/// whose row's result is there. Slices of logsumexp, of which a ticket may have several, keep their slots
-/// until the collector has seen them; what it waits for are slices of the same row before the last, never of
-/// a later one, so the blocks of the oldest row go on. All blocks are resident (the launch is cooperative).
+/// slots are held, of rows that share operands of two together; those of a longer one that are read twice
+/// come first, and hold no slot while they wait. Where slices are parked, registers are slots like others in
+/// this: finishers wait for a row only when they have slices in all of theirs; and a ticket drawn before its
+/// slot is free waits for the end of a slice whose row's result is there. Slices of logsumexp, of which a
+/// ticket may have several, keep their slots until the collector has seen them; what it waits for are slices
+/// of the same row before the last, never of a later one, so the blocks of the oldest row go on. All blocks
+/// are resident (the launch is cooperative).
 
 #ifndef KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
 #define KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
@@ -153,6 +155,17 @@ struct GridPipelinedShape {
   /// 16386 0.89 and 0.94, 20001 0.61 and 0.76, 40001 0.77 and 0.82, 65536 0.81 and 0.88, a bias 0.77 and
   /// 0.93, 0.49 and 0.62, 0.60 and 0.67, but of four slices and three slots 65536 0.74 and 0.67.)
   static constexpr index_type most_slices_with_operands = 4;
+
+  /// Of rows that have the same operands, those whose slices at the same columns a ticket has, so that the
+  /// operands are copied once for them; and the slices that a row of floats has at most then, for the more of
+  /// these wait for each other, the fewer slots are left beside theirs. (One H200, fractions of a copy, a
+  /// bias for all rows, one row a ticket and two: float 65536 columns 0.87 and 0.90, 131073 0.855 and 0.875,
+  /// 262144 0.86 and 0.85; bfloat16 65536 0.76 and 0.85, 131073 0.635 and 0.655, 393216 0.74 and 0.825; with
+  /// GELU behind it 0.79 and 0.83, 0.75 and 0.78, 0.425 and 0.47, 0.39 both. In a kernel that had both ways,
+  /// and so 0.02 less, two, four and eight rows: float 65536 0.885, 0.88, 0.88, 393216 0.80, 0.59, 0.73,
+  /// bfloat16 65536 0.83, 0.83, 0.84, 393216 0.81, 0.80, 0.79; with one slot for operands in place of two
+  /// float 65536 0.78, 0.85, 0.885, with three 0.83 of two rows.)
+  static constexpr int rows_sharing_operands = 2, most_slices_of_floats_sharing = 24;
 
   index_type slices;      ///< of a row
   index_type runs;        ///< of slices, see ReductionPlan
@@ -257,6 +270,9 @@ struct SliceInSlot {
   int columns;
   int shift;  ///< bytes of the slot before the slice
   int operand_slot;
+  // Where rows share operands:
+  std::uint32_t operand_parity;  ///< of what says that they came
+  int operand_releases;          ///< of each warp that needed them
   SliceUse use;
   index_type index;  ///< of the slice in its row
   bool last_of_row;
@@ -708,16 +724,25 @@ struct GridPipelinedSlot {
   /// Of the slot of operands with this number: nobody needs them any more. Where they stay, of the first:
   /// they are there.
   Mbarrier operands_used;
+  Mbarrier operands_came;  ///< to the slot of operands with this number, where rows share them
   SliceInSlot<Problem> slice;
   PartialSoftmax<Acc> of_warp[GridPipelinedShape::warps_of_group];
   SlicedRowResult<Problem> of_row;
 };
 
+/// A kernel of its own for each, for what its one producer's thread does not do it need not ask.
+enum class RingFor : int {
+  any_rows,
+  parked_slices,   ///< that wait in the finishers' registers
+  shared_operands  ///< two rows a ticket, which share operands
+};
+
 /// What a block does. Publishers and finishers are in line, lambdas too where many kernels share a
 /// translation unit: behind a call the compiler no longer knows that a slot is shared memory. (One H200,
 /// 65536 columns of bfloat16 with one bias for all rows: 0.46 of a copy of all bytes for 0.65.)
-template <class Problem, bool parks = false>
+template <class Problem, RingFor kind = RingFor::any_rows>
 struct GridPipelinedBlock {
+  static constexpr bool parks = kind == RingFor::parked_slices, shares = kind == RingFor::shared_operands;
   using In = typename Problem::In;
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
@@ -763,10 +788,12 @@ struct GridPipelinedBlock {
     return parks ? shape.slots + GridPipelinedShape::parked : shape.slots;
   }
   __device__ bool operands_stay() const {
-    if constexpr (stages_operands<Problem>) return shape.operands_stay;
+    if constexpr (stages_operands<Problem> && !shares) return shape.operands_stay;
     return false;
   }
-  __device__ bool operands_take_turns() const { return shape.operand_slots > 0 && !operands_stay(); }
+  __device__ bool operands_take_turns() const {
+    return shares || (shape.operand_slots > 0 && !operands_stay());
+  }
   __device__ char* operand_slot(int s) const {
     return slots + shape.slots * shape.slot_bytes + s * shape.operand_slot_bytes;
   }
@@ -782,12 +809,19 @@ struct GridPipelinedBlock {
 
   /// The first slice of a ticket, and how many it has.
   __device__ int begin_ticket(index_type ticket, index_type& position, index_type& slice) const {
+    if constexpr (shares) {
+      shape.find(ticket, position, slice);
+      position *= GridPipelinedShape::rows_sharing_operands;
+      return position + 1 < problem.geometry.rows ? GridPipelinedShape::rows_sharing_operands : 1;
+    }
     const index_type first = ticket * shape.slices_a_ticket;
     shape.find(first, position, slice);
     return static_cast<int>(min(static_cast<index_type>(shape.slices_a_ticket), shape.all_slices - first));
   }
   __device__ void next_slice(index_type& position, index_type& slice) const {
-    if (++slice == shape.slices) {
+    if constexpr (shares) {
+      ++position;
+    } else if (++slice == shape.slices) {
       slice = 0;
       ++position;
     }
@@ -802,7 +836,8 @@ struct GridPipelinedBlock {
       int left = begin_ticket(blockIdx.x + static_cast<index_type>(i) * gridDim.x, position, slice);
       for (; left > 0; --left) {
         const int operands = operands_stay() ? static_cast<int>(slice) : at.slot;
-        fill(at, operands, position, slice, usual_use(), columns_to_end(position, slice));
+        fill(at, operands, position, slice, usual_use(), columns_to_end(position, slice),
+             operands_take_turns());
         at.advance(turn());
         next_slice(position, slice);
       }
@@ -816,12 +851,14 @@ struct GridPipelinedBlock {
 
   /// One thread.
   __device__ void produce() const {
+    const bool rereads = !shares && shape.rereads;
     RingCursor at{0, 1}, operands{0, 1}, copied;
     int copies = shape.own_tickets * shape.slices_a_ticket;  // under way
     at.advance(turn(), copies);
     if (shape.operand_slots > 0) operands.advance(shape.operand_slots, copies);
     index_type position = 0, slice = 0;
     int left = 0;  // slices of the ticket
+    bool is_new_ticket = true;
     SliceUse use = usual_use();
     for (;;) {
       GridPipelinedSlot<Problem>& next = ring[at.slot];
@@ -838,7 +875,8 @@ struct GridPipelinedBlock {
           return;
         }
         left = begin_ticket(ticket, position, slice);
-        if (shape.rereads) {
+        is_new_ticket = true;
+        if (rereads) {
           use = SliceUse::hold;
           if (slice < shape.slices_reread) {
             use = SliceUse::publish;
@@ -846,7 +884,7 @@ struct GridPipelinedBlock {
           }
         }
       }
-      if (shape.rereads) {
+      if (rereads) {
         // With a slice to publish comes one to finish, of the row before. The last of these are finished
         // first, since they are the ones still in L2.
         if (use == SliceUse::publish && left == 1) {
@@ -862,12 +900,20 @@ struct GridPipelinedBlock {
       const int to_end = columns_to_end(position, slice);
       mbarrier_wait_parity(&next.empty, at.parity);
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      if (operands_take_turns()) mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
-      fill(at, operands_stay() ? static_cast<int>(slice) : operands.slot, position, slice, use, to_end);
-      if (operands_take_turns()) operands.advance(shape.operand_slots);
+      const bool brings_operands = operands_take_turns() && (!shares || is_new_ticket);
+      if (brings_operands) mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
+      if constexpr (shares) {
+        next.slice.operand_parity = operands.parity ^ 1;
+        // (A last row that is alone releases its operands for the other one, too.)
+        next.slice.operand_releases = is_new_ticket && left == 1 ? 2 : 1;
+      }
+      fill(at, operands_stay() ? static_cast<int>(slice) : operands.slot, position, slice, use, to_end,
+           brings_operands);
+      is_new_ticket = false;
+      if (operands_take_turns() && (!shares || left == 1)) operands.advance(shape.operand_slots);
       ++copies;
       at.advance(turn());
-      if (--left > 0 && !shape.rereads) next_slice(position, slice);
+      if (--left > 0 && !rereads) next_slice(position, slice);
     }
   }
 
@@ -906,7 +952,7 @@ struct GridPipelinedBlock {
         slot_of_next = 0;
         all_slots_used = true;
       }
-      fill(at, 0, position, slice, SliceUse::hold, columns_to_end(position, slice));
+      fill(at, 0, position, slice, SliceUse::hold, columns_to_end(position, slice), false);
       ++copies;
       at.advance(turn());
     }
@@ -941,7 +987,7 @@ struct GridPipelinedBlock {
 
   /// `to_end`: columns_to_end, which is found before the slot is waited for.
   __device__ void fill(const RingCursor& at, int operands, index_type position, index_type slice,
-                       SliceUse use, int to_end) const {
+                       SliceUse use, int to_end, bool brings_operands) const {
     const RowGeometry& g = problem.geometry;
     const RowGeometry::Row where = g.row(position);
     SliceInSlot<Problem>& in = ring[at.slot].slice;
@@ -960,22 +1006,29 @@ struct GridPipelinedBlock {
     if constexpr (may_drop_ends) in.kept = min(in.columns, to_end);
     const BulkCopy<In> slice_copy(x, x + kept(in), shape.x_end, slot_of(at));
     in.shift = slice_copy.shift();
-    std::uint32_t bytes = slice_copy.bytes();
+    const std::uint32_t bytes = slice_copy.bytes();
     slice_copy.load_rest();
-    with_copies_of_operands(in, [&](const auto& copy) {
-      bytes += copy.bytes();
-      copy.load_rest();
-    });
-    mbarrier_arrive_expect_tx(&ring[at.slot].full, bytes);
+    Mbarrier* const full = &ring[at.slot].full;
+    Mbarrier* const operands_came = shares ? &ring[operands].operands_came : full;
+    std::uint32_t operand_bytes = 0;
+    if (brings_operands) {
+      with_copies(in.row, operands, first, kept(in), [&](const auto& copy) {
+        operand_bytes += copy.bytes();
+        copy.load_rest();
+      });
+      if constexpr (shares) mbarrier_arrive_expect_tx(operands_came, operand_bytes);
+    }
+    mbarrier_arrive_expect_tx(full, shares ? bytes : bytes + operand_bytes);
     if constexpr (parks) {
-      slice_copy.start(&ring[at.slot].full, createpolicy_evict_first());
+      slice_copy.start(full, createpolicy_evict_first());
     } else if (!shape.rereads && !shape.x_leaves_l2_first) {
-      slice_copy.start(&ring[at.slot].full);
+      slice_copy.start(full);
     } else {
       const bool keeps = use == SliceUse::publish && slice >= shape.slices_reread - shape.slices_kept;
-      slice_copy.start(&ring[at.slot].full, keeps ? createpolicy_evict_last() : createpolicy_evict_first());
+      slice_copy.start(full, keeps ? createpolicy_evict_last() : createpolicy_evict_first());
     }
-    with_copies_of_operands(in, [&](const auto& copy) { copy.start(&ring[at.slot].full); });
+    if (brings_operands)
+      with_copies(in.row, operands, first, kept(in), [&](const auto& copy) { copy.start(operands_came); });
   }
 
   /// Calls use(copy) for the copy of each operand to its place in a slot of operands.
@@ -998,11 +1051,6 @@ struct GridPipelinedBlock {
         return operand;
       });
     }
-  }
-  /// The same for what is staged with a slice.
-  template <class Use>
-  __device__ void with_copies_of_operands(const SliceInSlot<Problem>& in, const Use& use) const {
-    if (operands_take_turns()) with_copies(in.row, in.operand_slot, in.first_column, kept(in), use);
   }
   __device__ void copy_operands_that_stay() const {
     const auto with_all_copies = [&](const auto& use) {
@@ -1377,6 +1425,7 @@ struct GridPipelinedBlock {
   __device__ __forceinline__ void publish_slice(const RingCursor& at, int warp) const {
     const SliceInSlot<Problem>& in = ring[at.slot].slice;
     In* const slice = reinterpret_cast<In*>(slot_of(at) + in.shift);
+    if constexpr (shares) mbarrier_wait_parity(&ring[in.operand_slot].operands_came, in.operand_parity);
     if (may_drop_ends && kept(in) == 0) {
       if (lane == 0) ring[at.slot].of_warp[warp] = PartialSoftmax<Acc>::none();
     } else {
@@ -1410,7 +1459,13 @@ struct GridPipelinedBlock {
   }
   __device__ void release_operands(const SliceInSlot<Problem>& in) const {
     if constexpr (stages_operands<Problem>) {
-      if (lane == 0 && !shape.operands_stay) mbarrier_arrive(&ring[in.operand_slot].operands_used);
+      if (lane != 0 || operands_stay()) return;
+      Mbarrier* const used = &ring[in.operand_slot].operands_used;
+      if constexpr (shares) {
+        mbarrier_arrive(used, in.operand_releases);
+      } else {
+        mbarrier_arrive(used);
+      }
     }
   }
 
@@ -1602,11 +1657,11 @@ struct GridPipelinedBlock {
 /// 0.974 and 0.967, 1.9 M 0.868 and 0.849, with a mask 9217 columns 0.91 and 0.82, 10001 0.94 and 0.88, with
 /// a factor, a bias, a mask and a causal mask 8191 0.87 and 0.82, 65536 0.51 and 0.46; with a temperature and
 /// a mask 8191 0.84 and 0.95, 16381 0.88 and 0.98, 65536 0.90 both.)
-template <class Problem, bool parks>
+template <class Problem, RingFor kind>
 inline constexpr int groups_of_publishers = [] {
   using Transform = typename Problem::Transform;
   if (sizeof(typename Problem::In) == 2) return 2;
-  const bool fits = sizeof(typename Problem::In) == 4 && !parks;
+  const bool fits = sizeof(typename Problem::In) == 4 && kind != RingFor::parked_slices;
   return fits && (operands_of<Transform> == 0 || is_masked_product<Transform>) ? 2 : 1;
 }();
 
@@ -1617,25 +1672,32 @@ inline constexpr bool has_setmaxnreg = false;
 inline constexpr bool has_setmaxnreg = true;
 #endif
 
-template <bool parks, class Problem>
+template <RingFor kind, class Problem>
 __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
                                                          const GridPipelinedShape& shape,
                                                          const CudaWorkspace& workspace) {
   extern __shared__ __align__(128) char grid_pipelined_slots[];
   __shared__ std::uint32_t shared_epoch;
+  using Block = GridPipelinedBlock<Problem, kind>;
+  constexpr bool parks = Block::parks;
   constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
   auto* const ring =
       reinterpret_cast<GridPipelinedSlot<Problem>*>(grid_pipelined_slots + shape.bytes_of_slots());
   const bool finishes = problem.operation != Operation::logsumexp;
   const int warp = threadIdx.x / 32;
   // (One thread of a warp: the fence takes a microsecond with several.)
-  if (threadIdx.x % 32 == 0 && warp < GridPipelinedBlock<Problem, parks>::turn_of(shape)) {
+  if (threadIdx.x % 32 == 0 && warp < Block::turn_of(shape)) {
     GridPipelinedSlot<Problem>& slot = ring[warp];
     mbarrier_init(&slot.full, 1);
     mbarrier_init(&slot.reduced, warps_of_group);
     mbarrier_init(&slot.ready, 1);
     mbarrier_init(&slot.written, parks ? 2 * warps_of_group : warps_of_group);
-    mbarrier_init(&slot.operands_used, shape.operands_stay ? 1 : warps_of_group);
+    if constexpr (Block::shares) {
+      mbarrier_init(&slot.operands_used, GridPipelinedShape::rows_sharing_operands * warps_of_group);
+      mbarrier_init(&slot.operands_came, 1);
+    } else {
+      mbarrier_init(&slot.operands_used, shape.operands_stay ? 1 : warps_of_group);
+    }
     // The publishers (where slices are parked, the finishers), who announces, the collector, and who stores.
     mbarrier_init(&slot.empty,
                   warps_of_group + (shape.whole_rows ? 0 : 1) + 1 + (finishes && !parks ? 1 : 0));
@@ -1643,10 +1705,9 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   }
   __syncthreads();
   grid_dependency_wait();
-  constexpr int groups = groups_of_publishers<Problem, parks>, publishers = groups * warps_of_group;
+  constexpr int groups = groups_of_publishers<Problem, kind>, publishers = groups * warps_of_group;
   const bool produces = threadIdx.x == (publishers + warps_of_group) * 32;
-  GridPipelinedBlock<Problem, parks> block{
-      problem, shape, workspace, ring, grid_pipelined_slots, 0, static_cast<int>(threadIdx.x % 32)};
+  Block block{problem, shape, workspace, ring, grid_pipelined_slots, 0, static_cast<int>(threadIdx.x % 32)};
   // (The first copies are under way while others wait for the epoch.)
   if constexpr (!parks) {
     if (produces) block.begin();
@@ -1689,13 +1750,14 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   }
 }
 
-/// `parks`: the finishers keep slices in registers. It has no body where setmaxnreg is missing.
-template <class Problem, bool parks = false>
-__global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishers<Problem, parks>), 1)
+/// That of parked slices has no body where setmaxnreg is missing.
+template <class Problem, RingFor kind>
+__global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishers<Problem, kind>), 1)
     grid_pipelined_rows_kernel(const __grid_constant__ Problem problem,
                                const __grid_constant__ GridPipelinedShape shape,
                                const __grid_constant__ CudaWorkspace workspace) {
-  if constexpr (!parks || has_setmaxnreg) run_grid_pipelined_block<parks>(problem, shape, workspace);
+  if constexpr (kind != RingFor::parked_slices || has_setmaxnreg)
+    run_grid_pipelined_block<kind>(problem, shape, workspace);
 }
 
 struct GridPipelinedRows {
@@ -1708,8 +1770,9 @@ struct GridPipelinedRows {
   static std::string_view refuse(const Exec& exec, const Problem& problem) {
     const std::string_view layout = refuse_sliced_rows(problem);
     if (!layout.empty()) return layout;
-    // Of both kernels at once: that loads them, which a capture could not do.
-    if constexpr (parks_slices<Problem>) (void)limits<Problem, true>(exec);
+    // Of all kernels at once: that loads them, which a capture could not do.
+    if constexpr (parks_slices<Problem>) (void)limits<Problem, RingFor::parked_slices>(exec);
+    if constexpr (may_share_operands<Problem>) (void)limits<Problem, RingFor::shared_operands>(exec);
     const char* refusal = limits<Problem>(exec).refusal;
     return refusal ? std::string_view(refusal) : std::string_view();
   }
@@ -1734,8 +1797,8 @@ struct GridPipelinedRows {
     GridPipelinedShape shape = shape_of(problem, plan, has_whole_lines);
     constexpr int known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     // The finishers publish, too, where there is nothing to finish.
-    shape.parties =
-        groups_of_publishers<Problem, false> + (problem.operation == Operation::logsumexp ? 1 : 0);
+    shape.parties = groups_of_publishers<Problem, RingFor::any_rows> +
+                    (problem.operation == Operation::logsumexp ? 1 : 0);
     const int slot_bytes = shape.slot_bytes + known_bytes;
     shape.slots = std::min({slots, device.shared_bytes / slot_bytes, GridPipelinedShape::most_slots});
     const auto capacity = [&] { return static_cast<index_type>(device.multiprocessors) * shape.slots; };
@@ -1745,6 +1808,9 @@ struct GridPipelinedRows {
     shape.rereads = rereads();
     stage_operands(problem, plan, shape, device.shared_bytes, slot_bytes);
     shape.rereads = rereads();
+    bool shares_operands = false;
+    if constexpr (may_share_operands<Problem>)
+      shares_operands = rows_share_operands(problem, shape, device.multiprocessors);
     constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
     const bool is_held_row = sizeof(In) == 2 && !has_transform && problem.operation != Operation::logsumexp &&
                              plan.slices > ReductionPlan::slices_at_once;
@@ -1796,7 +1862,17 @@ struct GridPipelinedRows {
           problem.operation != Operation::logsumexp &&
           g.rows * g.columns * static_cast<index_type>(sizeof(In)) <= index_type(device.l2_bytes) / 4 * 3;
     }
-    launch<false>(exec, device, problem, plan, shape);
+    if constexpr (may_share_operands<Problem>) {
+      const CooperativeLimits& kernel = limits<Problem, RingFor::shared_operands>(exec);
+      if (shares_operands && !kernel.refusal && kernel.shared_bytes >= device.shared_bytes) {
+        constexpr int rows = GridPipelinedShape::rows_sharing_operands;
+        shape.all_slices = ceil_div(problem.geometry.rows, rows) * plan.slices;
+        shape.own_tickets = 0;
+        launch<RingFor::shared_operands>(exec, kernel, problem, plan, shape);
+        return;
+      }
+    }
+    launch<RingFor::any_rows>(exec, device, problem, plan, shape);
   }
 
   template <class Exec, class Problem>
@@ -1810,7 +1886,7 @@ struct GridPipelinedRows {
   static bool run_parking(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan) {
     constexpr int parked = GridPipelinedShape::parked,
                   known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
-    const CooperativeLimits& device = limits<Problem, true>(exec);
+    const CooperativeLimits& device = limits<Problem, RingFor::parked_slices>(exec);
     // (Of a kernel without a body.)
     if (device.refusal || device.registers < GridPipelinedShape::publisher_registers) return false;
     GridPipelinedShape shape = shape_of(problem, plan, begins_with_lines(problem));
@@ -1824,14 +1900,14 @@ struct GridPipelinedRows {
     if (problem.operation == Operation::logsumexp ||
         plan.slices > GridPipelinedShape::most_slices_parked(capacity))
       return false;
-    shape.parties = groups_of_publishers<Problem, true>;
+    shape.parties = groups_of_publishers<Problem, RingFor::parked_slices>;
     shape.rereads = true;  // (none of its slices, as it turns out)
     shape.most_copies = GridPipelinedShape::most_copies_of_held_rows;
     shape.slices_a_ticket = 1;
     shape.all_slices = problem.geometry.rows * plan.slices;
     shape.store_cycles = GridPipelinedShape::store_cycles_of(plan.runs);
     shape.paced_tickets = shape.all_slices - capacity;
-    launch<true>(exec, device, problem, plan, shape);
+    launch<RingFor::parked_slices>(exec, device, problem, plan, shape);
     return true;
   }
 
@@ -1850,16 +1926,16 @@ struct GridPipelinedRows {
     return shape;
   }
 
-  template <bool parks, class Problem>
+  template <RingFor kind, class Problem>
   static void launch(const Kokkos::Cuda& exec, const CooperativeLimits& device, const Problem& problem,
                      const ReductionPlan& plan, GridPipelinedShape& shape) {
     shape.rows_a_slice = 1.0 / static_cast<double>(shape.slices);
     shape.tickets = (shape.all_slices + shape.slices_a_ticket - 1) / shape.slices_a_ticket;
-    const int known_bytes = GridPipelinedBlock<Problem, parks>::turn_of(shape) *
+    const int known_bytes = GridPipelinedBlock<Problem, kind>::turn_of(shape) *
                             static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(exec, &grid_pipelined_rows_kernel<Problem, parks>, device.multiprocessors,
-                           GridPipelinedShape::threads(groups_of_publishers<Problem, parks>),
+      launch_cooperatively(exec, &grid_pipelined_rows_kernel<Problem, kind>, device.multiprocessors,
+                           GridPipelinedShape::threads(groups_of_publishers<Problem, kind>),
                            static_cast<std::size_t>(shape.bytes_of_slots() + known_bytes), problem, shape,
                            CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
     });
@@ -1915,6 +1991,38 @@ struct GridPipelinedRows {
     }
   }
 
+  /// Whether there is a kernel for rows that share operands: of logits that publishers write back, and of
+  /// more than masks. (Masks alone, one H200, fractions of a copy, else and so: float 65536 columns 0.95 and
+  /// 0.93, bfloat16 131072 0.86 and 0.835.)
+  template <class Problem>
+  static constexpr bool may_share_operands = stages_operands<Problem> &&
+                                             (GridPipelinedBlock<Problem>::has_logits ||
+                                              GridPipelinedBlock<Problem>::has_exponentials) &&
+                                             !only_drops<typename Problem::Transform> &&
+                                             sizeof(typename Problem::In) <= 4;
+
+  /// Whether two rows share operands: these are the same for all rows, have slots that they take turns in,
+  /// and nobody needs them behind the publishers.
+  template <class Problem>
+  static bool rows_share_operands(const Problem& problem, const GridPipelinedShape& shape,
+                                  int multiprocessors) {
+    constexpr int rows_of_ticket = GridPipelinedShape::rows_sharing_operands;
+    constexpr bool is_16_bit = sizeof(typename Problem::In) == 2;
+    const index_type slices = shape.slices;
+    bool share = shape.operand_slots > 0 && !shape.operands_stay && !shape.rereads && shape.runs == 0 &&
+                 problem.operation != Operation::logsumexp &&
+                 GridPipelinedBlock<Problem>::writes_back(problem.operation, shape) &&
+                 !impl::drops_ends(problem.transform, problem.geometry.columns);
+    problem.transform.visit_operands(
+        [&](const auto& operand) { share = share && operand.row_offset.is_none(); });
+    // Not where a ticket has whole rows, nor where blocks would have few tickets, of which some have one less
+    // than others. And there has to be room for all slices of two rows, see why it cannot hang.
+    return share && slices > shape.slots / 2 &&
+           slices * rows_of_ticket <= static_cast<index_type>(multiprocessors) * shape.slots &&
+           (is_16_bit || slices <= GridPipelinedShape::most_slices_of_floats_sharing) &&
+           problem.geometry.rows * slices >= 8 * rows_of_ticket * static_cast<index_type>(multiprocessors);
+  }
+
   /// Whether each slice of x and y starts with a line of memory.
   template <class Problem>
   static bool begins_with_lines(const Problem& problem) {
@@ -1952,10 +2060,10 @@ struct GridPipelinedRows {
     return plan.slices > 1 ? problem.geometry.rows * (plan.slices + plan.runs) : 0;
   }
 
-  template <class Problem, bool parks = false>
+  template <class Problem, RingFor kind = RingFor::any_rows>
   static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
-    return cooperative_limits(&grid_pipelined_rows_kernel<Problem, parks>, exec.cuda_device(),
-                              GridPipelinedShape::threads(groups_of_publishers<Problem, parks>),
+    return cooperative_limits(&grid_pipelined_rows_kernel<Problem, kind>, exec.cuda_device(),
+                              GridPipelinedShape::threads(groups_of_publishers<Problem, kind>),
                               CooperativeLimits::all_shared);
   }
 };
