@@ -325,6 +325,12 @@ auto batch_norm_training(const G& gamma, const B& beta, double eps, const M& run
 /// does W once and for all. Calls that have too few rows for that to pay, or a K too short or too long for it
 /// to be as accurate, go to cuBLAS.
 ///
+/// At Precision::tf32 they are multiplied as one binary16 beside a power of two for each row
+/// (rounded_tensor_core_linear): with the 10 bits of fraction that TF32 has, each operand rounded to nearest,
+/// in half the time that TF32 takes, where there are so many rows that rounding W pays or pack() has done it.
+/// Logits that depend on elements which binary16 does not hold so well (below 2^-29 of their row's largest),
+/// on infinities or NaN, are computed in float arithmetic likewise. It takes half of that scratch.
+///
 /// \throws std::invalid_argument  extents that do not fit, Y that overlaps X, W or an operand of the
 /// transform,
 ///         statistics of the wrong length, eps negative, batch statistics of one row; nothing is launched

@@ -103,6 +103,8 @@ template <class Op>
 inline constexpr bool is_packed_v = false;
 template <class Op>
 inline constexpr bool is_packed_v<Packed<Op>> = true;
+template <class Op>
+inline constexpr bool is_packed_v<Tf32<Op>> = is_packed_v<Op>;
 
 template <class Op, class Exec, class View>
 auto weights_of(const Exec& exec, const View& w) {
@@ -448,6 +450,7 @@ std::vector<Operation> linear_operations() {
           make_operation<Packed<BatchNormHead>>(),
           make_operation<Tf32<GemmAlone>>(),
           make_operation<Tf32<GeluHead>>(),
+          make_operation<Tf32<Packed<GeluHead>>>(),
           make_operation<Tf32<TrainingHead>>(),
           make_operation<Tf32<BatchNormHead>>()};
 }

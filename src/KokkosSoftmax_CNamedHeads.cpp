@@ -24,8 +24,10 @@ struct TensorCoreGemmOfNamedHead : OfNamedHead<impl::TensorCoreGemm> {
   static constexpr bool fuses = false;
 };
 using TensorCores = impl::GemmThenRows<TensorCoreGemmOfNamedHead>;
-using Candidates = impl::CandidateList<TensorCores, impl::GemmThenRows<OfNamedHead<impl::CublasGemm>>>;
-using PackedCandidates = impl::CandidateList<TensorCores>;
+using RoundedTensorCores = impl::GemmThenRows<OfNamedHead<impl::RoundedTensorCoreGemm>>;
+using Candidates =
+    impl::CandidateList<TensorCores, RoundedTensorCores, impl::GemmThenRows<OfNamedHead<impl::CublasGemm>>>;
+using PackedCandidates = impl::CandidateList<RoundedTensorCores, TensorCores>;
 
 /// Whether they take the call.
 bool has_kernels_for(const HeadCall& call) {

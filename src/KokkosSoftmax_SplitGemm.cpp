@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The KokkosSoftmax authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
-// What KokkosSoftmax_SplitGemm.hpp offers, where the arithmetic is explained: the split, and the products
-// without a transform.
+// What KokkosSoftmax_SplitGemm.hpp offers, where the arithmetic is explained: the split, and the products of
+// split rows without a transform.
 
 #include <impl/cuda/KokkosSoftmax_SplitGemmKernels.hpp>
 #include <impl/cuda/KokkosSoftmax_TensorMap.hpp>
@@ -35,7 +35,9 @@ struct RowScale {
   }
 };
 
-/// Two elements as their halves; counts those that are kept with less than 2^-23 relative.
+/// Two elements as their halves, or the high ones alone; counts those that are kept worse than these can:
+/// 2^-23 of them, or 2^-11.
+template <int parts>
 struct HalvesOfTwo {
   __half2 high, low;
 
@@ -43,6 +45,12 @@ struct HalvesOfTwo {
     const float p = a * scale.first * scale.second, q = b * scale.first * scale.second;
     high = __floats2half2_rn(p, q);
     const float2 h = __half22float2(high);
+    if constexpr (parts == SplitMatrix::rounded) {
+      constexpr float smallest_normal = 1.0f / 16384;
+      lossy += fabsf(p) < smallest_normal && h.x != p;
+      lossy += fabsf(q) < smallest_normal && h.y != q;
+      return;
+    }
     low = __floats2half2_rn((p - h.x) * low_scale, (q - h.y) * low_scale);
     // Small ones are rare: the comparison with what the halves give back is off the usual path.
     if (fabsf(p) < smallest_kept || fabsf(q) < smallest_kept) {
@@ -82,17 +90,20 @@ struct Eight {
   }
 
   /// A row that is not finite is left to float_gemm: its halves are zeros.
+  template <int parts>
   __device__ __forceinline__ int store(std::uint16_t* high, std::uint16_t* low, const RowScale& scale) const {
     int lossy = 0;
     __half2 h[4], l[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const HalvesOfTwo two(scale.finite ? v[2 * i] : 0.0f, scale.finite ? v[2 * i + 1] : 0.0f, scale, lossy);
+      const HalvesOfTwo<parts> two(scale.finite ? v[2 * i] : 0.0f, scale.finite ? v[2 * i + 1] : 0.0f, scale,
+                                   lossy);
       h[i] = two.high;
       l[i] = two.low;
     }
     *reinterpret_cast<uint4*>(high) = *reinterpret_cast<const uint4*>(h);
-    *reinterpret_cast<uint4*>(low) = *reinterpret_cast<const uint4*>(l);
+    if constexpr (parts == SplitMatrix::split)
+      *reinterpret_cast<uint4*>(low) = *reinterpret_cast<const uint4*>(l);
     return lossy;
   }
 };
@@ -125,7 +136,7 @@ constexpr int split_threads = 256, split_vectors = 4, split_pass = split_threads
 
 /// A block a row whose columns are neighbours. Rows of up to split_pass elements stay in registers between
 /// the two passes, longer ones are read again (from L2).
-template <bool aligned, bool resident>
+template <bool aligned, bool resident, int parts>
 __global__ void __launch_bounds__(split_threads) split_rows_kernel(StridedFloats from, SplitTarget to) {
   to.clear_flags();
   const std::int64_t row = blockIdx.x;
@@ -164,7 +175,7 @@ __global__ void __launch_bounds__(split_threads) split_rows_kernel(StridedFloats
       const std::int64_t column = column_of(pass, i);
       if (column < from.columns) {
         const std::int64_t at = row * to.leading + column;
-        lossy += part[i].store(to.high + at, to.low + at, scale);
+        lossy += part[i].store<parts>(to.high + at, to.low + at, scale);
       }
     }
   }
@@ -198,6 +209,7 @@ __global__ void __launch_bounds__(256)
 }
 
 /// Splits and transposes tiles of 32 rows and 64 columns.
+template <int parts>
 __global__ void __launch_bounds__(256)
     strided_split_kernel(StridedFloats from, SplitTarget to, std::int64_t row_tiles) {
   __shared__ float tile[strided_columns][strided_rows + 1];
@@ -221,7 +233,7 @@ __global__ void __launch_bounds__(256)
   for (int i = 0; i < 8; ++i) part.v[i] = tile[c + i][r];
   if (column < from.columns) {
     const std::int64_t at = row * to.leading + column;
-    const int lossy = part.store(to.high + at, to.low + at, scale);
+    const int lossy = part.store<parts>(to.high + at, to.low + at, scale);
     if (lossy > 0) atomicAdd(&info.lossy, static_cast<float>(lossy));
   }
   if (column == 0) {
@@ -240,17 +252,13 @@ int multiprocessors() {
   return count;
 }
 
-/// K, row, high or low; boxes of one K step by `box_rows` rows.
-cudaError_t encode(CUtensorMap& map, const SplitMatrix& m, int box_rows) {
-  const auto leading_bytes = static_cast<cuuint64_t>(m.leading()) * 2;
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(m.columns), static_cast<cuuint64_t>(m.rows), 2};
-  const cuuint64_t strides[] = {leading_bytes, leading_bytes * static_cast<cuuint64_t>(m.rows)};
-  const cuuint32_t box[] = {step_columns, static_cast<cuuint32_t>(box_rows), 1}, every[] = {1, 1, 1};
-  const CUresult result =
-      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, m.halves, extents, strides, box, every,
-                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+/// Calls use with the kernel for rows whose columns are neighbours.
+template <int parts, class Use>
+auto with_split_kernel(const StridedFloats& from, const Use& use) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(from.data) % 16 == 0 && from.row_stride % 4 == 0;
+  if (from.columns <= split_pass)
+    return aligned ? use(split_rows_kernel<true, true, parts>) : use(split_rows_kernel<false, true, parts>);
+  return aligned ? use(split_rows_kernel<true, false, parts>) : use(split_rows_kernel<false, false, parts>);
 }
 
 bool load_kernels(int device) {
@@ -265,12 +273,16 @@ bool load_kernels(int device) {
   const auto load = [&](auto* kernel) {
     there = there && cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess;
   };
-  load(split_rows_kernel<true, true>);
-  load(split_rows_kernel<true, false>);
-  load(split_rows_kernel<false, true>);
-  load(split_rows_kernel<false, false>);
+  const auto load_for = [&]<int parts>(std::integral_constant<int, parts>) {
+    load(split_rows_kernel<true, true, parts>);
+    load(split_rows_kernel<true, false, parts>);
+    load(split_rows_kernel<false, true, parts>);
+    load(split_rows_kernel<false, false, parts>);
+    load(strided_split_kernel<parts>);
+  };
+  load_for(std::integral_constant<int, SplitMatrix::split>{});
+  load_for(std::integral_constant<int, SplitMatrix::rounded>{});
   load(strided_magnitude_kernel);
-  load(strided_split_kernel);
   (void)cudaGetLastError();
   return cudaSetDevice(before) == cudaSuccess && there;
 }
@@ -302,18 +314,31 @@ SplitGemmPlan split_gemm_plan(std::int64_t m, std::int64_t n, int sms, bool w_mu
   return best;
 }
 
-cudaError_t split_rows(const SplitMatrix& to, unsigned char* flags, std::size_t flag_count,
-                       cudaStream_t stream) {
+cudaError_t encode_halves(CUtensorMap& map, const SplitMatrix& m, int box_rows) {
+  const auto leading_bytes = static_cast<cuuint64_t>(m.leading()) * 2;
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(m.columns), static_cast<cuuint64_t>(m.rows),
+                                static_cast<cuuint64_t>(m.parts)};
+  const cuuint64_t strides[] = {leading_bytes, leading_bytes * static_cast<cuuint64_t>(m.rows)};
+  const cuuint32_t box[] = {step_columns, static_cast<cuuint32_t>(box_rows), 1}, every[] = {1, 1, 1};
+  const CUresult result =
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, m.halves, extents, strides, box, every,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+namespace {
+
+template <int parts>
+cudaError_t split_into_parts(const SplitMatrix& to, unsigned char* flags, std::size_t flag_count,
+                             cudaStream_t stream) {
   const StridedFloats& from = to.given;
   const SplitTarget target(to, flags, flag_count);
   if (from.column_stride == 1 || from.columns == 1) {
-    const bool aligned = reinterpret_cast<std::uintptr_t>(from.data) % 16 == 0 && from.row_stride % 4 == 0;
-    const bool resident = from.columns <= split_pass;
-    const auto kernel = aligned
-                            ? (resident ? split_rows_kernel<true, true> : split_rows_kernel<true, false>)
-                            : (resident ? split_rows_kernel<false, true> : split_rows_kernel<false, false>);
-    kernel<<<static_cast<unsigned>(from.rows), split_threads, 0, stream>>>(from, target);
-    return cudaGetLastError();
+    return with_split_kernel<parts>(from, [&](auto kernel) {
+      kernel<<<static_cast<unsigned>(from.rows), split_threads, 0, stream>>>(from, target);
+      return cudaGetLastError();
+    });
   }
   const cudaError_t error =
       cudaMemsetAsync(to.row, 0, static_cast<std::size_t>(from.rows) * sizeof(SplitRow), stream);
@@ -322,17 +347,26 @@ cudaError_t split_rows(const SplitMatrix& to, unsigned char* flags, std::size_t 
   constexpr std::int64_t chunk = 1024;
   strided_magnitude_kernel<<<static_cast<unsigned>(row_tiles * ((from.columns + chunk - 1) / chunk)), 256, 0,
                              stream>>>(from, target, row_tiles, chunk);
-  strided_split_kernel<<<static_cast<unsigned>(row_tiles *
-                                               ((from.columns + strided_columns - 1) / strided_columns)),
-                         256, 0, stream>>>(from, target, row_tiles);
+  strided_split_kernel<parts>
+      <<<static_cast<unsigned>(row_tiles * ((from.columns + strided_columns - 1) / strided_columns)), 256, 0,
+         stream>>>(from, target, row_tiles);
   return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t split_rows(const SplitMatrix& to, unsigned char* flags, std::size_t flag_count,
+                       cudaStream_t stream) {
+  return to.parts == SplitMatrix::rounded
+             ? split_into_parts<SplitMatrix::rounded>(to, flags, flag_count, stream)
+             : split_into_parts<SplitMatrix::split>(to, flags, flag_count, stream);
 }
 
 cudaError_t prepare_gemm(GemmLaunch& launch, const SplitMatrix& x, const SplitMatrix& w,
                          const StridedResult& result, unsigned char* flags, const SplitGemmPlan& plan) {
   const SplitMatrix &left = plan.w_is_left ? w : x, &right = plan.w_is_left ? x : w;
-  cudaError_t error = encode(launch.left, left, left_rows);
-  if (error == cudaSuccess) error = encode(launch.right, right, plan.width);
+  cudaError_t error = encode_halves(launch.left, left, left_rows);
+  if (error == cudaSuccess) error = encode_halves(launch.right, right, plan.width);
   GemmArguments& a = launch.arguments;
   a.left_extent = left.rows;
   a.right_extent = right.rows;

@@ -12,6 +12,7 @@
 #include <impl/portable/KokkosSoftmax_BlasLinear.hpp>
 #if defined(KOKKOS_ENABLE_CUDA)
 #include <impl/cuda/KokkosSoftmax_CublasLinear.hpp>
+#include <impl/cuda/KokkosSoftmax_RoundedTensorCoreLinear.hpp>
 #include <impl/cuda/KokkosSoftmax_TensorCoreLinear.hpp>
 #endif
 
@@ -25,7 +26,7 @@ struct LinearCandidatesOf {
 #if defined(KOKKOS_ENABLE_CUDA)
 template <>
 struct LinearCandidatesOf<Kokkos::Cuda> {
-  using type = CandidateList<TensorCoreLinear, CublasLinear, BlasLinear>;
+  using type = CandidateList<TensorCoreLinear, RoundedTensorCoreLinear, CublasLinear, BlasLinear>;
 };
 #endif
 template <class Exec>
@@ -39,7 +40,7 @@ struct PackedLinearCandidatesOf {
 #if defined(KOKKOS_ENABLE_CUDA)
 template <>
 struct PackedLinearCandidatesOf<Kokkos::Cuda> {
-  using type = CandidateList<TensorCoreLinear>;
+  using type = CandidateList<RoundedTensorCoreLinear, TensorCoreLinear>;
 };
 #endif
 template <class Exec>

@@ -12,8 +12,8 @@
 namespace KokkosSoftmax {
 
 /// How a head multiplies float operands. `ieee`: no less accurate than products and sums in IEEE single
-/// precision. `tf32`: operands rounded to TF32 (10 bits of fraction) on GPUs whose tensor cores have it,
-/// `ieee` elsewhere. double is always IEEE; 16-bit operands are exact in both and summed in float.
+/// precision. `tf32`: operands rounded to the 10 bits of fraction that TF32 has, on GPUs whose tensor cores
+/// have it, `ieee` elsewhere. double is always IEEE; 16-bit operands are exact in both and summed in float.
 enum class Precision { ieee, tf32 };
 
 namespace impl {

@@ -83,7 +83,7 @@ void call_head(Operation operation, const Exec& exec, const X& x, const W& w, co
   }
 }
 
-// Those for a head's scalars, and "" for the default.
+// Those for a head's scalars at Precision::ieee, and "" for the default.
 template <class Exec, class XS = float, class WS = float, class YS = float>
 std::vector<std::string> linear_implementations_and_default() {
   using Head = ks::impl::PlainHead<ks::impl::BoundIdentity>;
@@ -93,6 +93,7 @@ std::vector<std::string> linear_implementations_and_default() {
   // Whether it is there is known when it runs.
   if constexpr (std::is_same_v<Exec, Kokkos::Cuda>) {
     if (!ks::impl::TensorCoreGemm::is_there(Exec())) std::erase(names, ks::impl::TensorCoreGemm::name);
+    std::erase(names, ks::impl::RoundedTensorCoreGemm::name);
   }
 #endif
   names.insert(names.begin(), "");

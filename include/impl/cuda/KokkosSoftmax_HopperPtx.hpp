@@ -66,6 +66,19 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d(std::uint32_t to, const 
       : "memory");
 }
 
+/// The same with .multicast::cluster: to the same place of the blocks of a cluster whose bits are set, each
+/// of which counts the bytes at the same place.
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_multicast(std::uint32_t to, const CUtensorMap* map,
+                                                                  int c0, int c1, int c2,
+                                                                  std::uint32_t barrier,
+                                                                  std::uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
 /// cp.async.bulk.tensor.4d, likewise.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d(std::uint32_t to, const CUtensorMap* map, int c0,
                                                         int c1, int c2, int c3, std::uint32_t barrier) {
@@ -131,6 +144,16 @@ __device__ __forceinline__ void st_shared_cluster_b128(Word16* here, unsigned ra
       "r"(rank), "l"(word.low), "l"(word.high)
       : "memory");
 #endif
+}
+
+/// mapa.shared::cluster, mbarrier.arrive.shared::cluster: at what another block of the cluster has in the
+/// place of this one's barrier. (Releases nothing to it: that would wait for all that was written.)
+__device__ __forceinline__ void mbarrier_arrive_cluster(std::uint32_t barrier, unsigned rank) {
+  asm volatile(
+      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+      "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
 }
 
 /// prefetch.tensormap ("prefetch, prefetchu")
@@ -202,13 +225,14 @@ __device__ __forceinline__ std::uint64_t matrix_descriptor(std::uint32_t address
 }
 inline constexpr std::uint64_t matrix_descriptor_step = 32 >> 4;
 
-// The registers of 8 to 64 accumulators, and their names in a product.
+// The registers of 8 to 128 accumulators, and their names in a product.
 #define KOKKOSSOFTMAX_D8(i)                                                                   \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define KOKKOSSOFTMAX_D16(i) KOKKOSSOFTMAX_D8(i), KOKKOSSOFTMAX_D8(i + 8)
 #define KOKKOSSOFTMAX_D32(i) KOKKOSSOFTMAX_D16(i), KOKKOSSOFTMAX_D16(i + 16)
 #define KOKKOSSOFTMAX_D64(i) KOKKOSSOFTMAX_D32(i), KOKKOSSOFTMAX_D32(i + 32)
+#define KOKKOSSOFTMAX_D128(i) KOKKOSSOFTMAX_D64(i), KOKKOSSOFTMAX_D64(i + 64)
 #define KOKKOSSOFTMAX_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define KOKKOSSOFTMAX_NAMES_16 KOKKOSSOFTMAX_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define KOKKOSSOFTMAX_NAMES_32 \
@@ -218,6 +242,13 @@ inline constexpr std::uint64_t matrix_descriptor_step = 32 >> 4;
   KOKKOSSOFTMAX_NAMES_32                                                             \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define KOKKOSSOFTMAX_NAMES_128                                                           \
+  KOKKOSSOFTMAX_NAMES_64                                                                  \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80" \
+  ", %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97" \
+  ", %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"    \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125"  \
+  ", %126, %127"
 
 // wgmma.mma_async.sync.aligned.m64nNk16.f32.f16.f16, N being twice the accumulators: d = a b^T, added to d
 // where `accumulate`. `a_at` to `accumulate_at`: the numbers of the operands that follow them.
@@ -245,6 +276,10 @@ __device__ __forceinline__ void wgmma_f16(float (&d)[32], std::uint64_t a, std::
 }
 __device__ __forceinline__ void wgmma_f16(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
   KOKKOSSOFTMAX_WGMMA("128", 64, "64", "65", "66");
+}
+__device__ __forceinline__ void wgmma_f16(float (&d)[128], std::uint64_t a, std::uint64_t b,
+                                          bool accumulate) {
+  KOKKOSSOFTMAX_WGMMA("256", 128, "128", "129", "130");
 }
 
 #undef KOKKOSSOFTMAX_D8

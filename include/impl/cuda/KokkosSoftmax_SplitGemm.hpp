@@ -21,6 +21,11 @@
 /// as a mark (a NaN that no arithmetic produces) and its tile flagged; a second kernel computes the marked
 /// elements in float arithmetic from the operands as given. What happens to an element depends on its two
 /// rows alone, so the same row gives the same bits in any batch.
+///
+/// **Rounded rows** are high halves alone, and their product is one in place of three: operands with the 10
+/// bits of fraction that TF32 has, at twice TF32's speed. Elements that a half does not keep to 2^-11 are
+/// smaller than 2^-14 and off by at most 2^-25, n of them by n 2^-10 in the scaled sum: the same guard, with
+/// their number, lets through 2^-11 of the sum at most.
 
 #ifndef KOKKOSSOFTMAX_SPLITGEMM_HPP
 #define KOKKOSSOFTMAX_SPLITGEMM_HPP
@@ -40,11 +45,12 @@ struct StridedFloats {
 /// What the product has to know of a row that was split.
 struct alignas(16) SplitRow {
   float unscale_first, unscale_second;  ///< their product takes the scale away; one alone may not be a float
-  float lossy;  ///< how many elements are kept with less than 2^-23 relative; infinity: not a finite row
+  float lossy;  ///< how many elements are kept worse than halves can (2^-23 of them); infinity: not finite
   std::uint32_t magnitude;  ///< the bits of the largest magnitude
 };
 
 /// A matrix as its halves: all high ones, then all low ones, rows `leading()` apart, then the rows' SplitRow.
+/// A rounded one has high halves alone.
 struct SplitMatrix {
   std::int64_t rows = 0, columns = 0;
   std::uint16_t* halves = nullptr;
@@ -53,25 +59,30 @@ struct SplitMatrix {
   /// there.
   StridedFloats given;
   const std::int32_t* given_row = nullptr;
+  int parts = split;
 
+  static constexpr int split = 2, rounded = 1;
   std::int64_t leading() const { return leading(columns); }
   /// The copy engine wants rows that begin at a multiple of 16 bytes.
   static std::int64_t leading(std::int64_t columns) { return (columns + 7) / 8 * 8; }
-  static std::size_t halves_bytes(std::int64_t rows, std::int64_t columns) {
-    return (static_cast<std::size_t>(2 * rows * leading(columns)) * 2 + 255) / 256 * 256;
+  static std::size_t halves_bytes(std::int64_t rows, std::int64_t columns, int parts = split) {
+    return (static_cast<std::size_t>(parts * rows * leading(columns)) * 2 + 255) / 256 * 256;
   }
-  static std::size_t bytes(std::int64_t rows, std::int64_t columns) {
-    return halves_bytes(rows, columns) +
-           (static_cast<std::size_t>(rows) * sizeof(SplitRow) + 255) / 256 * 256;
+  static std::size_t bytes(std::int64_t rows, std::int64_t columns, int parts = split) {
+    return halves_bytes(rows, columns, parts) + row_bytes(rows);
   }
-  static SplitMatrix of(const StridedFloats& given, void* memory) {
+  static std::size_t row_bytes(std::int64_t rows) {
+    return (static_cast<std::size_t>(rows) * sizeof(SplitRow) + 255) / 256 * 256;
+  }
+  static SplitMatrix of(const StridedFloats& given, void* memory, int parts = split) {
     auto* base = static_cast<char*>(memory);
     return {given.rows,
             given.columns,
             reinterpret_cast<std::uint16_t*>(base),
-            reinterpret_cast<SplitRow*>(base + halves_bytes(given.rows, given.columns)),
+            reinterpret_cast<SplitRow*>(base + halves_bytes(given.rows, given.columns, parts)),
             given,
-            nullptr};
+            nullptr,
+            parts};
   }
 };
 
@@ -99,14 +110,21 @@ inline std::size_t split_gemm_flags(std::int64_t m, std::int64_t n) {
 
 /// Whether the kernels were compiled for the device; loads them, so that a launch can be captured.
 bool split_gemm_is_there(int device);
+bool rounded_gemm_is_there(int device);
 
-/// Splits `to.given`; clears `flags`.
+/// Splits or rounds `to.given`; clears `flags`.
 cudaError_t split_rows(const SplitMatrix& to, unsigned char* flags, std::size_t flag_count,
                        cudaStream_t stream);
 
 /// result = x w^T, of rows that split_rows wrote; marks and flags what the guard does not let through.
 cudaError_t split_gemm(const SplitMatrix& x, const SplitMatrix& w, const StridedResult& result,
                        unsigned char* flags, const SplitGemmPlan& plan, cudaStream_t stream);
+
+/// The same of rounded rows.
+cudaError_t rounded_gemm(const SplitMatrix& x, const SplitMatrix& w, const StridedResult& result,
+                         unsigned char* flags, cudaStream_t stream);
+/// How many tiles one after the other it has for the multiprocessors.
+std::int64_t rounded_gemm_rounds(std::int64_t m, std::int64_t n, int multiprocessors);
 
 /// The same in float arithmetic: of the marked elements in flagged tiles, or of all without flags. Without
 /// halves w is taken from `w.given`.

@@ -42,13 +42,14 @@ inline constexpr int gemm_threads = 128 * (consumers + 1);
 /// A multiprocessor's shared memory, less what the system keeps.
 inline constexpr int shared_bytes_of_block = 227 * 1024;
 
-/// Both operands' tiles of one K step, of the high or of the low halves, are one slot of a ring.
-template <int width>
+/// Both operands' tiles of one K step, of the high or of the low halves, are one slot of a ring, behind which
+/// some bytes are left to others.
+template <int width, int bytes_behind = 0>
 struct Ring {
   static constexpr std::uint32_t row_bytes = step_columns * 2;
   static constexpr std::uint32_t left_bytes = left_rows * row_bytes, bytes = left_bytes + width * row_bytes;
-  static constexpr int slots = std::min<int>(12, (shared_bytes_of_block - 1024 - 256) / bytes);
-  static constexpr int shared_bytes = 1024 + slots * (bytes + 16);
+  static constexpr int slots = std::min<int>(12, (shared_bytes_of_block - 1024 - 256 - bytes_behind) / bytes);
+  static constexpr int shared_bytes = 1024 + slots * (bytes + 16) + bytes_behind;
 
   std::uint32_t base;
   int slot = 0;
@@ -60,6 +61,7 @@ struct Ring {
   __device__ std::uint32_t right() const { return left() + left_bytes; }
   __device__ std::uint32_t full(int i) const { return base + slots * bytes + i * 8; }
   __device__ std::uint32_t free(int i) const { return full(slots + i); }
+  __device__ std::uint32_t behind() const { return full(2 * slots); }
   __device__ void advance() {
     if (++slot == slots) {
       slot = 0;
@@ -456,6 +458,8 @@ struct GemmLaunch {
   GemmArguments arguments;
   int multiprocessors;
 };
+/// K, row, high or low; boxes of one K step by `box_rows` rows.
+cudaError_t encode_halves(CUtensorMap& map, const SplitMatrix& m, int box_rows);
 cudaError_t prepare_gemm(GemmLaunch& launch, const SplitMatrix& x, const SplitMatrix& w,
                          const StridedResult& result, unsigned char* flags, const SplitGemmPlan& plan);
 FloatArguments float_arguments(const StridedFloats& x, const SplitMatrix& w, const StridedResult& result,

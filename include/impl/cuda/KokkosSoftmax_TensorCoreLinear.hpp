@@ -27,11 +27,27 @@ namespace KokkosSoftmax::impl {
 /// Stands for the values of a W that was split beforehand; a Matrix of them points to the one there is.
 struct SplitWeights {
   SplitMatrix matrix;
+  SplitMatrix rounded;  ///< its high halves, with what the guard has to know of these
   const void* address() const { return matrix.halves; }
 };
 
 inline StridedFloats strided_floats(const Matrix<const float>& m) {
   return {m.data, m.rows, m.columns, m.row_stride, m.column_stride};
+}
+
+/// A matrix that was not split, for the float kernel.
+inline SplitMatrix as_given(const StridedFloats& m) {
+  SplitMatrix matrix;
+  matrix.given = m;
+  matrix.rows = m.rows;
+  matrix.columns = m.columns;
+  return matrix;
+}
+
+/// Logits from a column on.
+inline StridedResult strided_result(const BlasMatrix<float>& logits, index_type column) {
+  return {logits.data + column * (logits.columns_contiguous ? 1 : logits.leading),
+          logits.columns_contiguous ? logits.leading : 1, logits.columns_contiguous ? 1 : logits.leading};
 }
 
 /// Below this many columns the float kernel does all: each element has so few roundings that those of a split
@@ -52,6 +68,29 @@ struct TransformEpilogue {
   };
   __device__ __forceinline__ Row at_row(std::int64_t row) const {
     return {transform.at_row(first_row + row), first_column};
+  }
+};
+
+/// Scratch: W's halves, as large as W in float, or rounded half of that, in panels of at most 1 GiB; X's; the
+/// flags.
+struct SplitScratch {
+  struct Tag;
+  using Pool = ScratchPool<Kokkos::Cuda::memory_space, Tag>;
+
+  index_type panel;
+  std::size_t w = 0, x = 0, flags = 0, flag_count = 0, bytes = 0;
+
+  template <class Problem>
+  SplitScratch(const Problem& p, index_type rows, int parts) : panel(p.w.rows) {
+    const index_type k = p.x.columns;
+    if constexpr (!std::is_same_v<typename Problem::W, SplitWeights>) {
+      const index_type fit = (index_type(1) << 30) / (2 * parts * SplitMatrix::leading(k) + 16) / 128 * 128;
+      panel = std::min(panel, std::max<index_type>(128, fit));
+      x = SplitMatrix::bytes(panel, k, parts);
+    }
+    flags = x + SplitMatrix::bytes(rows, k, parts);
+    flag_count = split_gemm_flags(rows, panel);
+    bytes = flags + flag_count;
   }
 };
 
@@ -133,23 +172,16 @@ struct TensorCoreGemm {
                                  stream);
       }
     };
-    const auto result_of = [&](index_type column) {
-      return StridedResult{logits.data + column * (logits.columns_contiguous ? 1 : logits.leading),
-                           logits.columns_contiguous ? logits.leading : 1,
-                           logits.columns_contiguous ? 1 : logits.leading};
-    };
     if constexpr (!std::is_same_v<typename Problem::W, SplitWeights>) {
       if (p.x.columns < shortest_split) {
-        SplitMatrix w;
-        w.given = strided_floats(p.w);
-        w.rows = p.w.rows;
-        w.columns = p.w.columns;
-        launch("::float_gemm", [&] { return in_float(x, w, result_of(0), nullptr, 0); });
+        launch("::float_gemm", [&] {
+          return in_float(x, as_given(strided_floats(p.w)), strided_result(logits, 0), nullptr, 0);
+        });
         return;
       }
     }
-    const Memory at(p, logits.rows);
-    char* scratch = static_cast<char*>(Pool::get(exec, at.bytes));
+    const SplitScratch at(p, logits.rows, SplitMatrix::split);
+    char* scratch = static_cast<char*>(SplitScratch::Pool::get(exec, at.bytes));
     auto* flags = reinterpret_cast<unsigned char*>(scratch + at.flags);
     const SplitMatrix split_x = SplitMatrix::of(x, scratch + at.x);
     launch("::split_x", [&] { return split_rows(split_x, flags, at.flag_count, stream); });
@@ -166,7 +198,7 @@ struct TensorCoreGemm {
         }
       }
       const SplitGemmPlan plan = split_gemm_plan(logits.rows, columns, multiprocessors(exec), !plain);
-      const StridedResult result = result_of(column);
+      const StridedResult result = strided_result(logits, column);
       launch("::split_gemm", [&] {
         if constexpr (plain) {
           return split_gemm(split_x, split_w, result, flags, plan, stream);
@@ -181,35 +213,13 @@ struct TensorCoreGemm {
   /// For panels of at most `rows` rows.
   template <class Problem>
   static void reserve(const Kokkos::Cuda& exec, const Problem& p, index_type rows) {
-    Pool::reserve(exec, Memory(p, rows).bytes);
+    SplitScratch::Pool::reserve(exec, SplitScratch(p, rows, SplitMatrix::split).bytes);
   }
 
   static bool is_there(const Kokkos::Cuda& exec) { return split_gemm_is_there(exec.cuda_device()); }
 
  private:
-  struct SplitScratch;
-  using Pool = ScratchPool<Kokkos::Cuda::memory_space, SplitScratch>;
-
   static int multiprocessors(const Kokkos::Cuda& exec) { return exec.cuda_device_prop().multiProcessorCount; }
-
-  /// Scratch: W's halves, as large as W in float, in panels of at most 1 GiB; X's; the flags.
-  struct Memory {
-    index_type panel;
-    std::size_t w = 0, x = 0, flags = 0, flag_count = 0, bytes = 0;
-
-    template <class Problem>
-    Memory(const Problem& p, index_type rows) : panel(p.w.rows) {
-      const index_type k = p.x.columns;
-      if constexpr (!std::is_same_v<typename Problem::W, SplitWeights>) {
-        const index_type fit = (index_type(1) << 30) / (4 * SplitMatrix::leading(k) + 16) / 128 * 128;
-        panel = std::min(panel, std::max<index_type>(128, fit));
-        x = SplitMatrix::bytes(panel, k);
-      }
-      flags = x + SplitMatrix::bytes(rows, k);
-      flag_count = split_gemm_flags(rows, panel);
-      bytes = flags + flag_count;
-    }
-  };
 
   /// Estimated microseconds on an H200, good to about a fifth: K steps, the split's bytes at 4 TB/s,
   /// launches; and what SGEMM sustains.
@@ -253,11 +263,19 @@ struct WeightPacking<Kokkos::Cuda, float> {
     using Bytes = Kokkos::View<char*, Kokkos::Cuda::memory_space>;
     check_cuda(cudaSetDevice(exec.cuda_device()), "cudaSetDevice");
     packing->memory_ = Bytes(Kokkos::view_alloc(exec, Kokkos::WithoutInitializing, "KokkosSoftmax::pack"),
-                             SplitMatrix::bytes(w.rows, w.columns));
+                             SplitMatrix::bytes(w.rows, w.columns) + SplitMatrix::row_bytes(w.rows));
     SplitMatrix& m = packing->weights.matrix;
     m = SplitMatrix::of(strided_floats(w), packing->memory_.data());
-    launch_labelled(exec, "KokkosSoftmax::pack::split_w",
-                    [&] { check_cuda(split_rows(m, nullptr, 0, exec.cuda_stream()), "split_rows"); });
+    SplitMatrix& rounded = packing->weights.rounded;
+    rounded = m;
+    rounded.row =
+        reinterpret_cast<SplitRow*>(packing->memory_.data() + SplitMatrix::bytes(w.rows, w.columns));
+    rounded.parts = SplitMatrix::rounded;
+    launch_labelled(exec, "KokkosSoftmax::pack::split_w", [&] {
+      check_cuda(split_rows(m, nullptr, 0, exec.cuda_stream()), "split_rows");
+      // (Writes the same high halves once more.)
+      check_cuda(split_rows(rounded, nullptr, 0, exec.cuda_stream()), "split_rows");
+    });
     packing->keep_lossy_rows(exec, w);
     exec.fence("KokkosSoftmax::pack: the weights may be used on any stream");
     return packing;
