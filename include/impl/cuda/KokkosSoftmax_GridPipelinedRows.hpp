@@ -1678,21 +1678,21 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
                                                          const CudaWorkspace& workspace) {
   extern __shared__ __align__(128) char grid_pipelined_slots[];
   __shared__ std::uint32_t shared_epoch;
-  using Block = GridPipelinedBlock<Problem, kind>;
-  constexpr bool parks = Block::parks;
+  using OfBlock = GridPipelinedBlock<Problem, kind>;
+  constexpr bool parks = OfBlock::parks;
   constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
   auto* const ring =
       reinterpret_cast<GridPipelinedSlot<Problem>*>(grid_pipelined_slots + shape.bytes_of_slots());
   const bool finishes = problem.operation != Operation::logsumexp;
   const int warp = threadIdx.x / 32;
   // (One thread of a warp: the fence takes a microsecond with several.)
-  if (threadIdx.x % 32 == 0 && warp < Block::turn_of(shape)) {
+  if (threadIdx.x % 32 == 0 && warp < OfBlock::turn_of(shape)) {
     GridPipelinedSlot<Problem>& slot = ring[warp];
     mbarrier_init(&slot.full, 1);
     mbarrier_init(&slot.reduced, warps_of_group);
     mbarrier_init(&slot.ready, 1);
     mbarrier_init(&slot.written, parks ? 2 * warps_of_group : warps_of_group);
-    if constexpr (Block::shares) {
+    if constexpr (OfBlock::shares) {
       mbarrier_init(&slot.operands_used, GridPipelinedShape::rows_sharing_operands * warps_of_group);
       mbarrier_init(&slot.operands_came, 1);
     } else {
@@ -1707,7 +1707,7 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   grid_dependency_wait();
   constexpr int groups = groups_of_publishers<Problem, kind>, publishers = groups * warps_of_group;
   const bool produces = threadIdx.x == (publishers + warps_of_group) * 32;
-  Block block{problem, shape, workspace, ring, grid_pipelined_slots, 0, static_cast<int>(threadIdx.x % 32)};
+  OfBlock block{problem, shape, workspace, ring, grid_pipelined_slots, 0, static_cast<int>(threadIdx.x % 32)};
   // (The first copies are under way while others wait for the epoch.)
   if constexpr (!parks) {
     if (produces) block.begin();
@@ -1991,15 +1991,19 @@ struct GridPipelinedRows {
     }
   }
 
-  /// Whether there is a kernel for rows that share operands: of logits that publishers write back, and of
-  /// more than masks. (Masks alone, one H200, fractions of a copy, else and so: float 65536 columns 0.95 and
-  /// 0.93, bfloat16 131072 0.86 and 0.835.)
+  /// Whether there is a kernel for rows that share operands: of logits that publishers write back, and of one
+  /// operand that is no mask. (Masks alone, one H200, fractions of a copy, else and so: float 65536 columns
+  /// 0.95 and 0.93, bfloat16 131072 0.86 and 0.835. With a bias and a mask float 65536 0.77 and 0.80,
+  /// bfloat16 0.525 and 0.57: not worth another minute of the compiler's for each of these chains. What is
+  /// known at run time is bound by instructions.)
   template <class Problem>
-  static constexpr bool may_share_operands = stages_operands<Problem> &&
-                                             (GridPipelinedBlock<Problem>::has_logits ||
-                                              GridPipelinedBlock<Problem>::has_exponentials) &&
-                                             !only_drops<typename Problem::Transform> &&
-                                             sizeof(typename Problem::In) <= 4;
+  static constexpr bool may_share_operands = [] {
+    using OfBlock = GridPipelinedBlock<Problem>;
+    using Transform = typename Problem::Transform;
+    return stages_operands<Problem> && (OfBlock::has_logits || OfBlock::has_exponentials) &&
+           operands_of<Transform> == 1 && PartsOfChain<Transform>::masks == 0 &&
+           sizeof(typename Problem::In) <= 4;
+  }();
 
   /// Whether two rows share operands: these are the same for all rows, have slots that they take turns in,
   /// and nobody needs them behind the publishers.
