@@ -12,7 +12,8 @@ namespace {
 /// Tiles of 128 rows of x by 256 of w. The two blocks of a cluster have the same rows of w, of which each
 /// copies one half to both.
 constexpr int tile_width = 256, blocks_of_cluster = 2, half_width = tile_width / blocks_of_cluster;
-/// Behind its slots: for each multiplying warpgroup what it has to know of the tile's columns.
+/// Behind its slots: for each multiplying warpgroup what it has to know of the tile's columns. (Read from L2
+/// as the tile is written, 1024 x 8192 -> 8192 on one H200 takes 214 us for 184.)
 constexpr int info_bytes = consumers * tile_width * 16;
 using RoundedRing = Ring<tile_width, info_bytes>;
 
