@@ -12,11 +12,11 @@ namespace {
 /// Tiles of 128 rows of x by 256 of w. The two blocks of a cluster have the same rows of w, of which each
 /// copies one half to both.
 constexpr int tile_width = 256, blocks_of_cluster = 2, half_width = tile_width / blocks_of_cluster;
-/// Behind its slots: for each multiplying warpgroup what it has to know of the tile's columns. (Read from L2
-/// as the tile is written, 1024 x 8192 -> 8192 on one H200 takes 214 us for 184.)
-constexpr int info_bytes = consumers * tile_width * 16;
-using RoundedRing = Ring<tile_width, info_bytes>;
 
+}  // namespace
+
+/// (Where the kernel has no body nothing calls its function, which a compiler would say of one without a name
+/// for others.)
 struct RoundedArguments {
   int m, n, steps;
   bool result_in_pairs;
@@ -39,6 +39,13 @@ struct RoundedArguments {
     return {(first + rest % in_group) * blocks_of_cluster + static_cast<int>(rank), rest / in_group};
   }
 };
+
+namespace {
+
+/// Behind its slots: for each multiplying warpgroup what it has to know of the tile's columns. (Read from L2
+/// as the tile is written, 1024 x 8192 -> 8192 on one H200 takes 214 us for 184.)
+constexpr int info_bytes = consumers * tile_width * 16;
+using RoundedRing = Ring<tile_width, info_bytes>;
 
 /// Three warpgroups: two multiply, 64 x 256 of the tile each; one thread of the third feeds them. A slot's
 /// `full` barrier expects one arrival and the bytes of the slot a round, its `free` barrier one from each of
