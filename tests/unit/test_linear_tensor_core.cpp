@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // The float products on the tensor cores: never less accurate than SGEMM, whatever the operands hold, or,
-// where TF32 is asked for, than cuBLAS's TF32; the same bits for the same row, packed or not, in any layout;
-// and the guard, which decides on the device.
+// where TF32 is asked for, than cuBLAS's TF32; the same bits for the same row, packed or not (with TF32 but
+// for what float arithmetic computes), in any layout; and the guard, which decides on the device.
 #include <cmath>
 #include <string>
 #include <vector>

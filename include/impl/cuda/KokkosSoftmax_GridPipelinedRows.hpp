@@ -1808,9 +1808,6 @@ struct GridPipelinedRows {
     shape.rereads = rereads();
     stage_operands(problem, plan, shape, device.shared_bytes, slot_bytes);
     shape.rereads = rereads();
-    bool shares_operands = false;
-    if constexpr (may_share_operands<Problem>)
-      shares_operands = rows_share_operands(problem, shape, device.multiprocessors);
     constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
     const bool is_held_row = sizeof(In) == 2 && !has_transform && problem.operation != Operation::logsumexp &&
                              plan.slices > ReductionPlan::slices_at_once;
@@ -1863,13 +1860,15 @@ struct GridPipelinedRows {
           g.rows * g.columns * static_cast<index_type>(sizeof(In)) <= index_type(device.l2_bytes) / 4 * 3;
     }
     if constexpr (may_share_operands<Problem>) {
-      const CooperativeLimits& kernel = limits<Problem, RingFor::shared_operands>(exec);
-      if (shares_operands && !kernel.refusal && kernel.shared_bytes >= device.shared_bytes) {
-        constexpr int rows = GridPipelinedShape::rows_sharing_operands;
-        shape.all_slices = ceil_div(problem.geometry.rows, rows) * plan.slices;
-        shape.own_tickets = 0;
-        launch<RingFor::shared_operands>(exec, kernel, problem, plan, shape);
-        return;
+      if (rows_share_operands(problem, shape, device.multiprocessors)) {
+        const CooperativeLimits& kernel = limits<Problem, RingFor::shared_operands>(exec);
+        if (!kernel.refusal && kernel.shared_bytes >= device.shared_bytes) {
+          constexpr int rows = GridPipelinedShape::rows_sharing_operands;
+          shape.all_slices = ceil_div(problem.geometry.rows, rows) * plan.slices;
+          shape.own_tickets = 0;
+          launch<RingFor::shared_operands>(exec, kernel, problem, plan, shape);
+          return;
+        }
       }
     }
     launch<RingFor::any_rows>(exec, device, problem, plan, shape);
@@ -2015,8 +2014,7 @@ struct GridPipelinedRows {
     const index_type slices = shape.slices;
     bool share = shape.operand_slots > 0 && !shape.operands_stay && !shape.rereads && shape.runs == 0 &&
                  problem.operation != Operation::logsumexp &&
-                 GridPipelinedBlock<Problem>::writes_back(problem.operation, shape) &&
-                 !impl::drops_ends(problem.transform, problem.geometry.columns);
+                 GridPipelinedBlock<Problem>::writes_back(problem.operation, shape) && !shape.drops_ends;
     problem.transform.visit_operands(
         [&](const auto& operand) { share = share && operand.row_offset.is_none(); });
     // Not where a ticket has whole rows, nor where blocks would have few tickets, of which some have one less

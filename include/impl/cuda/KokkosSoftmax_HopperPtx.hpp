@@ -290,6 +290,8 @@ __device__ __forceinline__ void wgmma_f16(float (&d)[128], std::uint64_t a, std:
 #undef KOKKOSSOFTMAX_NAMES_32
 #undef KOKKOSSOFTMAX_D64
 #undef KOKKOSSOFTMAX_NAMES_64
+#undef KOKKOSSOFTMAX_D128
+#undef KOKKOSSOFTMAX_NAMES_128
 #undef KOKKOSSOFTMAX_WGMMA
 
 }  // namespace KokkosSoftmax::impl

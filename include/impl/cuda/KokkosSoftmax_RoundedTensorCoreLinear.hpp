@@ -34,10 +34,9 @@ struct RoundedTensorCoreGemm {
   template <class Exec, class Problem>
   static std::string_view refuse(const Exec& exec, const Problem& p) {
     if (p.precision != Precision::tf32) return "it rounds operands, and Precision::tf32 was not asked for";
-    if (!rounded_gemm_is_there(exec.cuda_device()))
-      return "the device is not of compute capability 9.0, or the library lacks its code (9.0a)";
-    if (p.x.rows > most_blas_rows) return "X has too many rows for the coordinates of the copy engine";
-    return {};
+    const std::string_view refusal = TensorCoreGemm::refuse(exec, p);
+    if (!refusal.empty()) return refusal;
+    return rounded_gemm_is_there(exec.cuda_device()) ? "" : "the device does not take its kernel";
   }
 
   /// What it can do and another does better.
