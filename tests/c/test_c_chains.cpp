@@ -297,6 +297,7 @@ void same_bits_among_many_rows(int rows, int columns, int gap) {
         step_of(KOKKOSSOFTMAX_BATCH_NORM, {&c_bias_row, &c_variance, &c_factor_row, &c_bias_row}, 1e-3);
     const Steps chains[] = {
         {relu},
+        {row_biased},
         {gelu, biased},
         {row_biased, tanh},
         {multiplied, masked},
@@ -334,10 +335,13 @@ TYPED_TEST(CChains, SameBitsAmongManyRows) {
   }
 }
 
+// (So many of float that on a device rows share a single operand, for which 16 times the multiprocessors'
+// slices are needed; a host has no patience for these.)
 TYPED_TEST(CChains, SameBitsAmongManyRowsInSlices) {
+  const bool host = std::is_same_v<TypeParam, Kokkos::DefaultHostExecutionSpace>;
   for (const int gap : {0, 3}) {
     same_bits_among_many_rows<TypeParam, float>(200, 20001, gap);
-    same_bits_among_many_rows<TypeParam, float>(100, 65536, gap);
+    same_bits_among_many_rows<TypeParam, float>(host ? 100 : 300, 65536, gap);
     same_bits_among_many_rows<TypeParam, ks::bhalf_t>(200, 40001, gap);
     same_bits_among_many_rows<TypeParam, ks::bhalf_t>(100, 65536, gap);
     same_bits_among_many_rows<TypeParam, double>(100, 20001, gap);
