@@ -18,6 +18,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -103,6 +104,11 @@ std::vector<std::string> implementations_and_default(Operation operation) {
   std::vector<std::string> names = ks::implementations<Exec>(reference::name(operation));
   names.insert(names.begin(), "");
   return names;
+}
+
+// Kernels that an implementation launches for a call, at most.
+inline std::size_t most_kernels_of(std::string_view implementation) {
+  return implementation == "two_pass_tiles" ? 3 : 2;  // it reduces, joins and writes
 }
 
 // An operand on a backend: the exact layout and, in the row-major order of its extents, its values.
