@@ -107,10 +107,10 @@ void launch_any_tasks(const Exec& exec, const std::string& label, int tasks, con
     return;
   }
   std::uint64_t id = 0;
-  const bool watched = Kokkos::Profiling::profileLibraryLoaded();
-  if (watched) Kokkos::Profiling::beginParallelFor(label, Kokkos::Tools::Experimental::device_id(exec), &id);
+  const bool watched = Kokkos::Tools::profileLibraryLoaded();
+  if (watched) Kokkos::Tools::beginParallelFor(label, Kokkos::Tools::Experimental::device_id(exec), &id);
   functor(0);
-  if (watched) Kokkos::Profiling::endParallelFor(id);
+  if (watched) Kokkos::Tools::endParallelFor(id);
 }
 template <class Exec>
 void launch_any_tasks(const Exec& exec, const std::string& kernel, const char* step, int tasks,
