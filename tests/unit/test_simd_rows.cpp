@@ -215,7 +215,16 @@ TEST_F(SimdRows, LargeCallsGiveTheBitsOfSmallOnes) {
     check_large<double>(exec, operation, 64, 0);
     check_large<float>(exec, operation, 128, 16);
     check_large<ks::half_t>(exec, operation, 1024, 0);
-    // Short rows that share lines of the output.
+    // Rows that share lines of the output: of each number of vectors that has a loop of its own, and longer.
+    for (std::int64_t columns : {17, 40, 50, 65, 90, 97, 127, 129, 257, 320, 513})
+      check_large<float>(exec, operation, columns, static_cast<int>(columns % 16));
+    for (std::int64_t columns : {9, 15, 30, 33, 47, 57, 129, 500})
+      check_large<double>(exec, operation, columns, static_cast<int>(columns % 8));
+    for (std::int64_t columns : {17, 31, 40, 50, 70, 90, 97, 127, 257})
+      check_large<ks::half_t>(exec, operation, columns, static_cast<int>(columns % 32));
+    check_large<float>(exec, operation, 4097, 5, true);
+    check_large<float>(exec, operation, 4000001, 11);
+    check_large<double>(exec, operation, 4000001, 3, true);
     check_large<float>(exec, operation, 33, 5);
     check_large<float>(exec, operation, 250, 16, true);
     check_large<double>(exec, operation, 61, 7);
@@ -224,6 +233,66 @@ TEST_F(SimdRows, LargeCallsGiveTheBitsOfSmallOnes) {
     // Whole lines behind the last whole step.
     check_large<float>(exec, operation, 1008, 0);
     check_large<ks::bhalf_t>(exec, operation, 1120, 32);
+  }
+}
+
+// The same with a transform, of rows that end where a causal mask lets them, and that lie apart or not: slabs
+// of a few rows are the small calls.
+template <class T>
+void check_large_transformed(const Exec& exec, Operation operation, std::int64_t columns, std::int64_t gap) {
+  using Flat = Kokkos::View<T*, Exec::memory_space>;
+  using Rows =
+      Kokkos::View<T**, Kokkos::LayoutStride, Exec::memory_space, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  const std::int64_t distance = columns + gap;
+  const std::int64_t rows = (std::int64_t(80) << 20) / static_cast<std::int64_t>(sizeof(T)) / distance;
+  const std::int64_t rows_of_slab = std::max<std::int64_t>(1, 200000 / distance);
+  constexpr int offset = 3;
+  const Flat x("x", rows * distance), y("y", rows * distance + offset),
+      small("small", rows_of_slab * columns);
+  Random random(9);
+  for (std::int64_t i = 0; i < rows * distance; ++i)
+    x.data()[i] = T(static_cast<float>(random.uniform(-8, 8)));
+  for (std::int64_t i = 0; i < rows * distance + offset; ++i) y.data()[i] = T(-7.0f);
+  const auto some = [&](T* data, std::int64_t first, std::int64_t count, std::int64_t row_distance) {
+    return Rows(data + first * row_distance, Kokkos::LayoutStride(count, row_distance, columns, 1));
+  };
+  const Kokkos::View<T*, Exec::memory_space> lse("lse", 1);
+  for (const bool ends : {false, true}) {
+    const auto run = [&](const Rows& from, const Rows& to, std::int64_t first) {
+      const auto causal = ks::causal(first - rows / 2);
+      if (ends) {
+        call(operation, exec, from, to, lse, 1, ks::scale(0.5f) | causal);
+      } else {
+        call(operation, exec, from, to, lse, 1, ks::scale(0.5f) | ks::relu());
+      }
+    };
+    run(some(x.data(), 0, rows, distance), some(y.data() + offset, 0, rows, distance), 0);
+    std::int64_t different = 0;
+    for (std::int64_t first = 0; first < rows; first += rows_of_slab) {
+      const std::int64_t count = std::min(rows_of_slab, rows - first);
+      run(some(x.data(), first, count, distance), some(small.data(), 0, count, columns), first);
+      for (std::int64_t r = 0; r < count; ++r) {
+        const T* const row = y.data() + offset + (first + r) * distance;
+        different +=
+            std::memcmp(row, small.data() + r * columns, static_cast<std::size_t>(columns) * sizeof(T)) != 0;
+        for (std::int64_t c = columns; c < distance; ++c) different += static_cast<float>(row[c]) != -7.0f;
+      }
+    }
+    EXPECT_EQ(different, 0) << "rows of " << columns << " " << ks::scalar_name<T>() << ", " << gap << " apart"
+                            << (ends ? ", that end" : "");
+  }
+}
+
+TEST_F(SimdRows, LargeCallsWithTransformsGiveTheBitsOfSmallOnes) {
+  for (auto operation : {Operation::softmax, Operation::log_softmax}) {
+    for (std::int64_t gap : {0, 7}) {
+      for (std::int64_t columns : {17, 64, 100, 300, 1008, 5001, 70001}) {
+        check_large_transformed<float>(exec, operation, columns, gap);
+        check_large_transformed<ks::bhalf_t>(exec, operation, columns, gap);
+      }
+      check_large_transformed<double>(exec, operation, 61, gap);
+      check_large_transformed<double>(exec, operation, 5001, gap);
+    }
   }
 }
 

@@ -13,7 +13,9 @@
 #include <impl/portable/KokkosSoftmax_RowBlocks.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <utility>
 
 namespace KokkosSoftmax::impl {
 
@@ -42,6 +44,9 @@ struct LogitsInMemory {
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector operator()(index_type i) const { return Ops::load(x + i); }
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector part(index_type i, int count) const {
     return Ops::load_part(x + i, count, -infinity_v<Acc>);
+  }
+  KOKKOSSOFTMAX_HOST_FUNCTION index_type columns_before_line() const {
+    return static_cast<index_type>(-reinterpret_cast<std::uintptr_t>(x) % 64 / sizeof(In));
   }
 };
 
@@ -82,6 +87,7 @@ struct NoWork {
   /// As many as anything beside it has.
   KOKKOSSOFTMAX_HOST_FUNCTION static constexpr index_type steps() { return index_type(1) << 40; }
   KOKKOSSOFTMAX_HOST_FUNCTION static constexpr bool in_bursts() { return false; }
+  KOKKOSSOFTMAX_HOST_FUNCTION static constexpr bool fetches() { return false; }
   KOKKOSSOFTMAX_HOST_FUNCTION static void step() {}
   KOKKOSSOFTMAX_HOST_FUNCTION static void finish() {}
 };
@@ -112,6 +118,7 @@ struct FetchWork {
   const In* end;
 
   KOKKOSSOFTMAX_HOST_FUNCTION static constexpr index_type steps() { return NoWork::steps(); }
+  KOKKOSSOFTMAX_HOST_FUNCTION static constexpr bool fetches() { return true; }
   KOKKOSSOFTMAX_HOST_FUNCTION void step() {
     if (ahead.at < end) ahead.fetch();
   }
@@ -137,6 +144,8 @@ class MaxWork {
   KOKKOSSOFTMAX_HOST_FUNCTION index_type steps() const {
     return from_memory_ ? NoWork::steps() : count_ / (vectors_of_step * w);
   }
+  /// Whether steps only fetch: none must be left out.
+  KOKKOSSOFTMAX_HOST_FUNCTION bool fetches() const { return from_memory_; }
   KOKKOSSOFTMAX_HOST_FUNCTION void step() {
     if constexpr (!std::is_same_v<Ahead, NoWork>) {
       if (from_memory_) return ahead_.fetch();
@@ -145,6 +154,18 @@ class MaxWork {
   }
   KOKKOSSOFTMAX_HOST_FUNCTION void finish() {
     if (from_memory_ && count_ % (vectors_of_step * w) != 0) step();
+    if constexpr (requires { source_.columns_before_line(); }) {
+      // What has just come is looked at a line at a time: vectors across two would wait for both.
+      if (from_memory_ && count_ > 2 * vectors_of_step * w) {
+        m0_ = source_(0);
+        at_ = source_.columns_before_line();
+        while (at_ + vectors_of_step * w <= count_) look();
+        for (; at_ + w <= count_; at_ += w) m0_ = Ops::larger(source_(at_), m0_);
+        m1_ = Ops::larger(source_(count_ - w), m1_);
+        at_ = count_;
+        return;
+      }
+    }
     while (at_ + vectors_of_step * w <= count_) look();
     for (; at_ + w <= count_; at_ += w) m0_ = Ops::larger(source_(at_), m0_);
     if (at_ < count_) m1_ = Ops::larger(source_.part(at_, static_cast<int>(count_ - at_)), m1_);
@@ -197,19 +218,171 @@ inline void stream_bytes(char* to, const char* from, int count) {
   if (i < count) std::memcpy(to + i, from + i, static_cast<std::size_t>(count - i));
 }
 
+/// Outputs that follow each other in y, row after row or chunk after chunk, past the caches in whole lines:
+/// what one leaves of a line waits in vectors for the next one. (In memory it would wait long: a line that
+/// two stores made is read only when both have left the queue in which streaming stores wait for memory.)
+template <class Acc, class Out>
+class ContinuedLines {
+ public:
+  using Ops = SimdOps<Acc>;
+  using Vector = typename Ops::Vector;
+  static constexpr int w = Ops::width;
+  /// Elements of a cache line, or of a vector if that is more.
+  static constexpr int line = std::max(w, static_cast<int>(64 / sizeof(Out)));
+
+  /// Lines from the one of `y` on, whose outputs before `y` are not these.
+  KOKKOSSOFTMAX_HOST_FUNCTION explicit ContinuedLines(Out* y)
+      : others_(static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % (line * sizeof(Out)) / sizeof(Out))),
+        filled_(others_),
+        y_(y - others_) {}
+
+  /// The first of `count` outputs, as many as the line that waits lacks, or all. `output(i, n)` is a vector
+  /// of those from i on, of which n are there.
+  template <class Output>
+  KOKKOSSOFTMAX_HOST_FUNCTION index_type complete(index_type count, const Output& output) {
+    if (filled_ == 0) return 0;
+    const int taken = static_cast<int>(std::min<index_type>(line - filled_, count));
+    for (int j = filled_ / w; j < vectors && j * w < filled_ + taken; ++j) {
+      const int first = j * w - filled_;
+      if (first >= 0) {
+        waiting_[j] = output(first, static_cast<int>(std::min<index_type>(w, count - first)));
+      } else {
+        const Vector first_ones = output(0, static_cast<int>(std::min<index_type>(w, count)));
+        const Vector later = Ops::permuted(first_ones, lane_before.data() + w + first);
+        waiting_[j] = Ops::select(Ops::mask_of_first(-first), waiting_[j], later);
+      }
+    }
+    filled_ += taken;
+    if (filled_ < line) return taken;
+    put_line(waiting_);
+    filled_ = 0;
+    return taken;
+  }
+  /// One more line, where none waits.
+  template <class Output>
+  KOKKOSSOFTMAX_HOST_FUNCTION void add_line(index_type i, const Output& output) {
+    Vector v[vectors];
+    for (int j = 0; j < vectors; ++j) v[j] = output(i + j * w, w);
+    stream(y_, v);
+    y_ += line;
+  }
+  /// Part of a line, where none waits.
+  template <class Output>
+  KOKKOSSOFTMAX_HOST_FUNCTION void keep(index_type i, int count, const Output& output) {
+    for (int j = 0; j * w < count; ++j) waiting_[j] = output(i + j * w, std::min(w, count - j * w));
+    filled_ = count;
+  }
+  /// A row of more than `vectors_of_row` - 1 vectors and at most so many, two at least. `output(i)` is a
+  /// vector of its outputs from i on, and behind its end anything; `last(i, n)` has its last n.
+  template <int vectors_of_row, class Output, class Last>
+  KOKKOSSOFTMAX_HOST_FUNCTION void add_row(int count, const Output& output, const Last& last) {
+    const int first = filled_ / w;
+    [&]<int... j>(std::integer_sequence<int, j...>) __attribute__((always_inline)) {
+      static_cast<void>(
+          ((first == j && (add_row_from<j, vectors_of_row>(count, output, last), true)) || ...));
+    }
+    (std::make_integer_sequence<int, vectors>());
+  }
+  KOKKOSSOFTMAX_HOST_FUNCTION bool waits() const { return filled_ > 0; }
+  /// The next line is that of y: those before it went there past this.
+  KOKKOSSOFTMAX_HOST_FUNCTION void pass(Out* y) { y_ = y; }
+  /// Whether what comes next belongs to y.
+  bool go_on_at(const Out* y) const { return y_ + filled_ == y; }
+  KOKKOSSOFTMAX_HOST_FUNCTION void finish() {
+    if (filled_ > others_) write_part(waiting_, filled_);
+    others_ = filled_;
+  }
+
+ private:
+  static constexpr int vectors = line / w;
+  /// The same where the vector of the line that is not whole is known.
+  template <int first, int vectors_of_row, class Output, class Last>
+  KOKKOSSOFTMAX_HOST_FUNCTION void add_row_from(int count, const Output& output, const Last& last) {
+    const int at = filled_ % w, all = at + count, rest = all % w;
+    Vector v[vectors];
+    for (int j = 0; j < first; ++j) v[j] = waiting_[j];
+    const auto add = [&](auto k, const Vector& vector) __attribute__((always_inline)) {
+      constexpr int j = (first + k()) % vectors;
+      v[j] = vector;
+      if constexpr (j + 1 == vectors) put_line(v);
+    };
+    const auto keep = [&](auto k) __attribute__((always_inline)) {
+      constexpr int j = (first + k()) % vectors;
+      for (int i = 0; i < j; ++i) waiting_[i] = v[i];
+      if (rest > 0) waiting_[j] = last(count - rest, rest);
+      filled_ = j * w + rest;
+    };
+    const Vector later = Ops::permuted(output(0), lane_before.data() + w - at);
+    add(std::integral_constant<int, 0>(), Ops::select(Ops::mask_of_first(at), waiting_[first], later));
+    [&]<int... k>(std::integer_sequence<int, k...>) __attribute__((always_inline)) {
+      (add(std::integral_constant<int, k + 1>(), output((k + 1) * w - at)), ...);
+    }
+    (std::make_integer_sequence<int, vectors_of_row - 2>());
+    if (all >= vectors_of_row * w) {
+      add(std::integral_constant<int, vectors_of_row - 1>(), output((vectors_of_row - 1) * w - at));
+      keep(std::integral_constant<int, vectors_of_row>());
+    } else {
+      keep(std::integral_constant<int, vectors_of_row - 1>());
+    }
+  }
+
+  /// Lane i of what is read from w - n on is (i - n) modulo w.
+  alignas(64) static constexpr auto lane_before = [] {
+    std::array<typename Ops::Integer, 2 * w> lanes{};
+    for (int i = 0; i < 2 * w; ++i) lanes[static_cast<std::size_t>(i)] = i % w;
+    return lanes;
+  }();
+
+  KOKKOSSOFTMAX_HOST_FUNCTION static void stream(Out* y, const Vector* v) {
+    announce_next_page(y, line * sizeof(Out));
+    if constexpr (vectors == 1) {
+      Ops::stream(y, v[0]);
+    } else {
+      for (int j = 0; j < vectors; j += 2) Ops::stream(y + j * w, v[j], v[j + 1]);
+    }
+  }
+  KOKKOSSOFTMAX_HOST_FUNCTION void put_line(const Vector* v) {
+    if (others_ > 0) {
+      write_part(v, line);
+    } else {
+      stream(y_, v);
+    }
+    others_ = 0;
+    y_ += line;
+  }
+  /// Of a line that has outputs of others, too, up to `end`.
+  [[gnu::noinline]] void write_part(const Vector* v, int end) const {
+    alignas(64) Out all[line];
+    for (int j = 0; j * w < end; ++j) Ops::store(all + j * w, v[j]);
+    std::memcpy(y_ + others_, all + others_, static_cast<std::size_t>(end - others_) * sizeof(Out));
+  }
+
+  int others_;  ///< outputs at the beginning of the line that waits that are not these
+  int filled_;  ///< outputs of it that are there, with those
+  Out* y_;      ///< where it goes
+  Vector waiting_[vectors];
+};
+
 /// y = formula(value, index) for `count` values; to be streamed past the caches or not.
 template <class Acc, class Source, class Out, class Formula>
 class WriteWork {
  public:
   using Ops = SimdOps<Acc>;
 
+  using Lines = ContinuedLines<Acc, Out>;
+
   /// Streams begin where a cache line of y does: what lies before is written here, if y is not `aligned`.
+  /// `lines`: what is not whole lines goes through these.
   KOKKOSSOFTMAX_HOST_FUNCTION WriteWork(const Source& source, index_type count, Out* y, bool stream,
-                                        const Formula& formula, bool aligned = false)
-      : source_(source), formula_(formula), y_(y), count_(count), stream_(stream) {
+                                        const Formula& formula, bool aligned = false, Lines* lines = nullptr)
+      : source_(source), formula_(formula), y_(y), lines_(lines), count_(count), stream_(stream) {
     if (!stream_) return;
+    if (lines_) {
+      at_ = lines_->complete(count_, output());
+      return;
+    }
     const auto bytes = static_cast<std::size_t>(count) * sizeof(Out);
-    streams_rest_ = bytes >= least_row;
+    streams_rest_ = aligned || bytes >= least_row;
     if (aligned) return;
     // The line that this row, or one a little later, shares with the one behind it is written in parts.
     if (streams_rest_)
@@ -237,6 +410,14 @@ class WriteWork {
   }
   KOKKOSSOFTMAX_HOST_FUNCTION void finish() {
     while (at_ + vectors_of_step * w <= count_) step();
+    if (lines_) {
+      if (lines_->waits()) return;
+      lines_->pass(y_ + at_);
+      for (; at_ + line <= count_; at_ += line) lines_->add_line(at_, output());
+      if (at_ < count_) lines_->keep(at_, static_cast<int>(count_ - at_), output());
+      at_ = count_;
+      return;
+    }
     while (streams_rest_ && at_ + line <= count_) {
       if constexpr (line == w) {
         Ops::stream(y_ + at_, one(at_));
@@ -257,12 +438,17 @@ class WriteWork {
   static constexpr int w = Ops::width;
 
   /// Elements of a cache line, or of a vector if that is more.
-  static constexpr int line = std::max(w, static_cast<int>(64 / sizeof(Out)));
+  static constexpr int line = Lines::line;
   /// Bytes of a row from which on its last lines are streamed, too: those of shorter ones are fetched with
   /// the parts of lines beside them anyway.
   static constexpr std::size_t least_row = 1024;
 
   KOKKOSSOFTMAX_HOST_FUNCTION auto one(index_type i) const { return formula_(source_(i), i); }
+  KOKKOSSOFTMAX_HOST_FUNCTION auto output() const {
+    return [this](index_type i, int count) __attribute__((always_inline)) {
+      return formula_(count == w ? source_(i) : source_.part(i, count), i);
+    };
+  }
 
   KOKKOSSOFTMAX_HOST_FUNCTION void write_head() {
     constexpr std::uintptr_t bytes = line * sizeof(Out);
@@ -282,6 +468,7 @@ class WriteWork {
   Source source_;
   Formula formula_;
   Out* y_;
+  Lines* lines_;
   index_type count_, at_ = 0;
   bool stream_, streams_rest_ = false;
 };
@@ -291,77 +478,6 @@ KOKKOSSOFTMAX_HOST_FUNCTION void chunk_write(const Source& source, index_type co
                                              const Formula& formula) {
   WriteWork<Acc, Source, Out, Formula>(source, count, y, stream, formula).finish();
 }
-
-/// Outputs of rows that lie one behind the other in y and share cache lines: they wait in the first-level
-/// cache until whole lines of them are streamed past all caches, `burst` after `burst`. `least` wait: a line
-/// that two stores made can be read when both have left the queue in which streaming stores wait for memory.
-template <class Acc, class Out>
-class SharedLines {
- public:
-  /// Rows that gain by it: of longer ones the few lines that are shared cost less.
-  static constexpr index_type longest = 1024 / sizeof(Out);
-
-  SharedLines(Out* y, index_type columns)
-      : y_(y - begin_in_line(y)),
-        begin_(begin_in_line(y)),
-        end_(begin_),
-        count_(begin_),
-        turn_at_(columns + least + burst + 2 * line) {}
-
-  /// Where the next row's outputs go.
-  KOKKOSSOFTMAX_HOST_FUNCTION Out* add(index_type columns) {
-    if (end_ >= turn_at_) {
-      turn_ = end_ / line * line;
-      std::memcpy(waiting_, waiting_ + turn_, 64);
-      end_ -= turn_;
-    }
-    Out* const at = waiting_ + end_;
-    end_ += columns;
-    count_ += columns;
-    return at;
-  }
-  /// To be called after each row.
-  KOKKOSSOFTMAX_HOST_FUNCTION void stream() {
-    if (count_ >= least + burst) stream_all_but(least);
-  }
-  void finish() {
-    stream_all_but(0);
-    write(count_);
-  }
-
- private:
-  static constexpr auto line = static_cast<index_type>(64 / sizeof(Out));
-  static constexpr index_type least = 4096 / sizeof(Out), burst = 2048 / sizeof(Out);
-  static index_type begin_in_line(const Out* y) {
-    return static_cast<index_type>(reinterpret_cast<std::uintptr_t>(y) % 64 / sizeof(Out));
-  }
-  void stream_all_but(index_type rest) {
-    for (; count_ >= rest + line; count_ -= line, from_ += line, y_ += line) {
-      if (from_ == turn_) from_ = turn_ = 0;
-      if (begin_ == 0) {
-        announce_next_page(y_, 64);
-        SimdOps<Acc>::stream_line(y_, waiting_ + from_);
-      } else {
-        write(line);
-      }
-    }
-    if (from_ == turn_) from_ = turn_ = 0;
-  }
-  /// The outputs up to `end` of a line, without those of others before them.
-  void write(index_type end) {
-    std::memcpy(y_ + begin_, waiting_ + from_ + begin_, static_cast<std::size_t>(end - begin_) * sizeof(Out));
-    begin_ = 0;
-  }
-
-  Out* y_;               ///< where waiting_[from_] goes
-  index_type begin_;     ///< outputs of others at the beginning of the first line
-  index_type from_ = 0;  ///< the line that goes next
-  index_type end_;       ///< behind the outputs added last
-  index_type count_;     ///< from the one to the other
-  index_type turn_at_;   ///< here all that waits leaves room for a row, and a vector, at the front
-  index_type turn_ = 0;  ///< if not 0: here the lines that wait go on at the front
-  alignas(64) Out waiting_[2 * longest + least + burst + 4 * line];
-};
 
 /// exponential * factor.
 template <class Acc>
@@ -461,7 +577,10 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedVector<Acc> chunk_exponentials(const Sour
       }
       if (i == beside) written.finish();
     }
-    while (i + step <= end) four();
+    while (i + step <= end) {
+      if (next.fetches()) next.step();
+      four();
+    }
     // What is less than a step, each vector to the accumulator of its place.
     const auto rest = [&](Vector & a) __attribute__((always_inline)) {
       if (i + w <= end) {

@@ -47,6 +47,7 @@ class SimdRowWork {
   using Plan = SimdRowsPlan<Acc>;
   using State = CompensatedMaxSum<Acc>;
   using Row = SimdRowAccess<Problem>;
+  using Lines = ContinuedLines<Acc, Out>;
   static constexpr int w = Ops::width;
   static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
   static constexpr bool y_can_keep_exponentials = direct && std::is_same_v<Acc, Out>;
@@ -55,7 +56,11 @@ class SimdRowWork {
   static constexpr bool rows_end_early = knows_end_of_kept<typename Problem::Transform::Row>;
 
   SimdRowWork(const Problem& problem, bool stream, bool from_memory)
-      : problem_(problem), columns_(problem.geometry.columns), stream_(stream), from_memory_(from_memory) {}
+      : problem_(problem),
+        columns_(problem.geometry.columns),
+        stream_(stream),
+        from_memory_(from_memory),
+        whole_lines_(writes && stream && has_whole_lines()) {}
 
   /// A thread's memory for rows of several chunks: the exponentials of a row if `staged`, else a chunk of
   /// logits; a second such place, or the same; twice a state for each chunk.
@@ -72,11 +77,10 @@ class SimdRowWork {
     alignas(64) Acc stages[direct ? half : 2 * half];
     const auto most = std::min<index_type>(most_rows, std::max<index_type>(1, Plan::batch / padded()));
     const bool overlap = writes && problem_.geometry.y_column_stride == 1;
-    const bool whole_lines = writes && has_whole_lines();
-    std::optional<Lines> shared;
-    if (overlap && stream_ && columns_ <= Lines::longest && !whole_lines && rows_continue())
-      shared.emplace(problem_.y + problem_.geometry.row(begin).y_offset, columns_);
-    Lines* const lines = shared ? &*shared : nullptr;
+    std::optional<Lines> continued;
+    Lines* lines = nullptr;
+    if (overlap && begin < end && rows_continue())
+      lines = lines_at(problem_.y + problem_.geometry.row(begin).y_offset, continued);
     Batch batches[3];
     Batch *batch = batches, *next = batches + 1, *before = batches + 2;
     begin_batch(begin, std::min(most, end - begin), stages, *batch);
@@ -92,8 +96,7 @@ class SimdRowWork {
       // Logits that were transformed wait where exponentials are: another batch needs another place.
       Acc* stage = direct || batch->stage != stages ? stages : stages + half;
       begin_batch(first + most, std::min(most, end - first - most), stage, *next);
-      if (!reduce_if_few_vectors(*batch, *next, *before, whole_lines, lines))
-        reduce_batch(*batch, *next, *before, lines);
+      if (!reduce_if_few_vectors(*batch, *next, *before, lines)) reduce_batch(*batch, *next, *before, lines);
       if constexpr (writes) {
         for (int k = batch->rows; k < before->rows; ++k) write_row(*before, k, lines);
         if (!overlap) {
@@ -121,6 +124,7 @@ class SimdRowWork {
                          (waits || (memory.staged && (direct || memory.stage[0] != memory.stage[1])));
     LongRow rows[2];
     LongRow* before = nullptr;
+    std::optional<Lines> lines;
     Acc max = 0;
     for (index_type position = begin; position < end; ++position) {
       const int at = static_cast<int>((position - begin) % 2);
@@ -141,7 +145,8 @@ class SimdRowWork {
               reduce_chunk(access.x, row.end, c, chunks, next_row, stage, row.staged, nullptr, max, written);
         };
         if (before) {
-          reduce_beside(writing(outputs_of_chunk(*before, c)));
+          const Outputs outputs = outputs_of_chunk(*before, c);
+          reduce_beside(writing(outputs, lines_at(outputs.y, lines)));
         } else {
           reduce_beside(NoWork{});
         }
@@ -154,11 +159,15 @@ class SimdRowWork {
       } else {
         for (index_type c = 0; c < chunks; ++c)
           write_chunk(access, c, row.states[c], row.result, row.stage + (row.staged ? c * Plan::chunk : 0),
-                      row.staged, nullptr);
+                      row.staged, nullptr, lines);
       }
     }
     if constexpr (writes) {
-      for (index_type c = 0; before && c < chunks; ++c) write(outputs_of_chunk(*before, c));
+      for (index_type c = 0; before && c < chunks; ++c) {
+        const Outputs outputs = outputs_of_chunk(*before, c);
+        write(outputs, lines_at(outputs.y, lines));
+      }
+      if (lines) lines->finish();
     }
   }
 
@@ -176,8 +185,9 @@ class SimdRowWork {
     }
   }
 
+  /// `continued`: lines of y that chunks share, see lines_at.
   void write_chunk(const Row& row, index_type c, const State& state, const RowResult<Acc>& result, Acc* stage,
-                   bool staged, Acc* kept_in_y) const {
+                   bool staged, Acc* kept_in_y, std::optional<Lines>& continued) const {
     const index_type begin = c * Plan::chunk;
     const Outputs outputs = outputs_of_chunk(row.x, row.y, end_of(row), c, state, result, stage);
     if constexpr (y_can_keep_exponentials) {
@@ -186,17 +196,18 @@ class SimdRowWork {
         return chunk_write<Acc>(StagedExactly{kept_in_y + begin}, outputs.count, outputs.y, false, formula);
       }
     }
-    if (staged) return write(outputs);
+    Lines* const lines = lines_at(outputs.y, continued);
+    if (staged) return write(outputs, lines);
     if constexpr (!direct) load_logits(row, begin, outputs.end, stage);
     if constexpr (operation == Operation::softmax) {
       const ScaledExponentialOfLogit<Acc> formula{Vector(state.max), Vector(outputs.factor)};
-      store_values(logits(row.x, begin, stage), outputs.y, outputs.end, stage, formula);
+      store_values(logits(row.x, begin, stage), outputs.y, outputs.end, stage, formula, lines);
       if constexpr (rows_end_early) {
         store_values(StagedUpTo<Acc>{stage, 0, Acc(0)}, outputs.y + outputs.end * y_stride(),
-                     outputs.count - outputs.end, stage, output_formula(outputs));
+                     outputs.count - outputs.end, stage, output_formula(outputs), lines);
       }
     } else {
-      write(outputs);
+      write(outputs, lines);
     }
   }
 
@@ -226,7 +237,6 @@ class SimdRowWork {
  private:
   static constexpr int most_rows = w;
   static constexpr bool writes = operation != Operation::logsumexp;
-  using Lines = SharedLines<Acc, Out>;
 
   /// Rows that are reduced together.
   struct Batch {
@@ -345,6 +355,15 @@ class SimdRowWork {
     return g.rank == 0 || (g.rank == 1 && g.y_stride[0] == columns_);
   }
 
+  /// For outputs from y on, where they are streamed: those that they share with the ones before them, if they
+  /// go on there; else others. `place` holds them, and is finished at the end.
+  Lines* lines_at(Out* y, std::optional<Lines>& place) const {
+    if (!stream_ || whole_lines_ || y_stride() != 1) return nullptr;
+    if (place && place->go_on_at(y)) return &*place;
+    if (place) place->finish();
+    return &place.emplace(y);
+  }
+
   /// Whether outputs of one row share no cache line of y with those of another one.
   bool has_whole_lines() const {
     const RowGeometry& g = problem_.geometry;
@@ -356,16 +375,15 @@ class SimdRowWork {
 
   /// reduce_batch for rows of at most so many vectors.
   static constexpr int few_vectors = 8;
-  bool reduce_if_few_vectors(Batch& batch, Batch& next, const Batch& before, bool whole_lines,
-                             Lines* lines) const {
+  bool reduce_if_few_vectors(Batch& batch, Batch& next, const Batch& before, Lines* lines) const {
     if constexpr (writes) {
-      if ((stream_ && !whole_lines && !lines) || problem_.geometry.y_column_stride != 1) return false;
+      if ((stream_ && !whole_lines_ && !lines) || problem_.geometry.y_column_stride != 1) return false;
       if constexpr (rows_end_early) {
         if (!all_to_the_end(batch) || !all_to_the_end(before)) return false;
       }
       return [&]<int... v>(std::integer_sequence<int, v...>) {
         return ((ceil_div(columns_, w) == v + 1 &&
-                 (reduce_few_vectors<v + 1>(batch, next, before, whole_lines, lines), true)) ||
+                 (reduce_few_vectors<v + 1>(batch, next, before, lines), true)) ||
                 ...);
       }
       (std::make_integer_sequence<int, few_vectors>());
@@ -376,7 +394,7 @@ class SimdRowWork {
 
   /// reduce_batch for rows of `vectors` vectors, where all the rest would cost more than the exponentials.
   template <int vectors>
-  [[gnu::noinline]] void reduce_few_vectors(Batch& batch, Batch& next, const Batch& before, bool whole_lines,
+  [[gnu::noinline]] void reduce_few_vectors(Batch& batch, Batch& next, const Batch& before,
                                             Lines* lines) const {
     Vector sum[most_rows];
     const int rest = static_cast<int>(columns_) - (vectors - 1) * w;
@@ -390,29 +408,30 @@ class SimdRowWork {
       Acc* stage = batch.stage + k * row;
       if (k < before.rows) {
         const Acc* staged = before.stage + k * row;
-        Out* y = lines ? lines->add(columns_) : before.y[k];
+        Out* y = before.y[k];
         const auto formula =
             output_formula({before.x[k], nullptr, y, columns_, columns_, before.max[k], before.factor[k]});
         const auto output = [&](int v) __attribute__((always_inline)) {
           return formula(
               operation == Operation::softmax ? Ops::load(staged + v * w) : load(before.x[k], staged, v), 0);
         };
-        if (whole_lines && stream_) {
+        if (whole_lines_) {
           announce_next_page(y, row * sizeof(Out));
           if constexpr (64 / sizeof(Out) <= w) {
             for (int v = 0; v < vectors; ++v) Ops::stream(y + v * w, output(v));
           } else {
             for (int v = 0; v + 1 < vectors; v += 2) Ops::stream(y + v * w, output(v), output(v + 1));
           }
+        } else if (lines) {
+          add_row<vectors>(before, k, staged, formula, *lines);
         } else {
           for (int v = 0; v + 1 < vectors; ++v) Ops::store(y + v * w, output(v));
-          if (rest == w || lines) {
+          if (rest == w) {
             Ops::store(y + (vectors - 1) * w, output(vectors - 1));
           } else {
             Ops::store_part(y + (vectors - 1) * w, output(vectors - 1), rest);
           }
         }
-        if (lines) lines->stream();
       }
       const Vector m(batch.max[k]);
       Vector a[vectors_of_step];
@@ -438,6 +457,28 @@ class SimdRowWork {
       }
     }
     finish_sums(sum, sum, batch);
+  }
+
+  /// A row of `vectors` vectors to those that rows share.
+  template <int vectors, class Formula>
+  KOKKOSSOFTMAX_HOST_FUNCTION void add_row(const Batch& batch, int k, [[maybe_unused]] const Acc* staged,
+                                           const Formula& formula, Lines& lines) const {
+    if constexpr (vectors == 1) {
+      writing(outputs_of_row(batch, k), &lines).finish();
+    } else {
+      constexpr bool from_stage = operation == Operation::softmax || !direct;
+      [[maybe_unused]] const In* x = batch.x[k];
+      lines.template add_row<vectors>(
+          static_cast<int>(columns_),
+          [&](int i) __attribute__((always_inline)) {
+            if constexpr (from_stage) return formula(Ops::load(staged + i), 0);
+            return formula(Ops::load(x + i), 0);
+          },
+          [&](int i, [[maybe_unused]] int count) __attribute__((always_inline)) {
+            if constexpr (from_stage) return formula(Ops::load(staged + i), 0);
+            return formula(Ops::load_part(x + i, count, -infinity_v<Acc>), 0);
+          });
+    }
   }
 
   void reduce_batch(Batch& batch, Batch& next, const Batch& before, Lines* lines) const {
@@ -481,7 +522,6 @@ class SimdRowWork {
         };
         if (k < before.rows) {
           beside(writing(outputs_of_row(before, k), lines));
-          if (lines) lines->stream();
         } else {
           beside(NoWork{});
         }
@@ -540,13 +580,7 @@ class SimdRowWork {
     return exp_of_difference(state.max - result.max) * result.factor;
   }
 
-  void write_row(const Batch& batch, int k, Lines* lines) const {
-    if (lines) {
-      writing(outputs_of_row(batch, k), lines).finish();
-      return lines->stream();
-    }
-    write(outputs_of_row(batch, k));
-  }
+  void write_row(const Batch& batch, int k, Lines* lines) const { write(outputs_of_row(batch, k), lines); }
 
   /// The maximum of a chunk of which nothing was read before; brings its logits into scratch where they do
   /// not come from x directly.
@@ -598,22 +632,21 @@ class SimdRowWork {
       return LogitMinusLogSum<Acc>{Vector(outputs.max), Vector(outputs.factor)};
     }
   }
-  /// `lines`: through those that rows share.
-  auto writing([[maybe_unused]] const Outputs& outputs, [[maybe_unused]] Lines* lines = nullptr,
-               [[maybe_unused]] bool whole_lines = false) const {
+  /// `lines`: through these.
+  auto writing([[maybe_unused]] const Outputs& outputs, [[maybe_unused]] Lines* lines = nullptr) const {
     if constexpr (writes) {
       const auto source = output_source(outputs);
       const auto formula = output_formula(outputs);
       return WriteWork<Acc, std::remove_const_t<decltype(source)>, Out,
-                       std::remove_const_t<decltype(formula)>>(source, outputs.count,
-                                                               lines ? lines->add(outputs.count) : outputs.y,
-                                                               stream_ && !lines, formula, whole_lines);
+                       std::remove_const_t<decltype(formula)>>(source, outputs.count, outputs.y, stream_,
+                                                               formula, whole_lines_, lines);
     } else {
       return NoWork{};
     }
   }
-  void write(const Outputs& outputs) const {
-    store_values(output_source(outputs), outputs.y, outputs.count, outputs.stage, output_formula(outputs));
+  void write(const Outputs& outputs, Lines* lines = nullptr) const {
+    store_values(output_source(outputs), outputs.y, outputs.count, outputs.stage, output_formula(outputs),
+                 lines);
   }
 
   static constexpr Keep kept_while_staged = operation == Operation::softmax ? Keep::staged : Keep::none;
@@ -701,11 +734,13 @@ class SimdRowWork {
 
   /// Through scratch where y is not contiguous.
   template <class Source, class Formula>
-  void store_values(const Source& source, Out* y, index_type count, Acc* stage,
-                    const Formula& formula) const {
+  void store_values(const Source& source, Out* y, index_type count, Acc* stage, const Formula& formula,
+                    Lines* lines) const {
     const index_type stride = y_stride();
     if (direct || stride == 1) {
-      chunk_write<Acc>(source, count, y, stream_, formula);
+      // (What a row that ends early has behind its end begins where it pleases.)
+      const bool aligned = whole_lines_ && reinterpret_cast<std::uintptr_t>(y) % 64 == 0;
+      WriteWork<Acc, Source, Out, Formula>(source, count, y, stream_, formula, aligned, lines).finish();
     } else {
       for (index_type i = 0; i < count; i += w) Ops::store(stage + i, formula(source(i), i));
       for (index_type i = 0; i < count; ++i) y[i * stride] = Ops::template rounded<Out>(stage[i]);
@@ -715,6 +750,7 @@ class SimdRowWork {
   const Problem& problem_;
   index_type columns_;
   bool stream_, from_memory_;
+  bool whole_lines_;  ///< whether rows are streamed that share no cache line
 };
 
 }  // namespace KokkosSoftmax::impl

@@ -404,6 +404,7 @@ struct SimdRows {
       const auto stage_of = [&](index_type unit) {
         return call.stage(task) + (staged ? (unit - begin) * chunk : 0);
       };
+      std::optional<typename Work::Lines> lines;
       for (index_type unit = begin; unit < end;) {
         const index_type r = unit / chunks;
         const SimdRowAccess<Problem> row(call.problem, first_row + r);
@@ -414,7 +415,7 @@ struct SimdRows {
           const RowResult<A> result = work.joined(states);
           for (; unit < end && unit < (r + 1) * chunks; ++unit) {
             const index_type c = unit - r * chunks;
-            work.write_chunk(row, c, states[c], result, stage_of(unit), staged, kept);
+            work.write_chunk(row, c, states[c], result, stage_of(unit), staged, kept, lines);
           }
         } else {
           const index_type last = std::min(end, (r + 1) * chunks);
@@ -423,6 +424,7 @@ struct SimdRows {
           unit = last;
         }
       }
+      if (lines) lines->finish();
       finish_streaming(call.stream);
     }
   };
