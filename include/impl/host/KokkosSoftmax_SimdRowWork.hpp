@@ -374,7 +374,7 @@ class SimdRowWork {
   }
 
   /// reduce_batch for rows of at most so many vectors.
-  static constexpr int few_vectors = 8;
+  static constexpr int few_vectors = 11;
   bool reduce_if_few_vectors(Batch& batch, Batch& next, const Batch& before, Lines* lines) const {
     if constexpr (writes) {
       if ((stream_ && !whole_lines_ && !lines) || problem_.geometry.y_column_stride != 1) return false;
