@@ -87,7 +87,6 @@ struct NoWork {
   /// As many as anything beside it has.
   KOKKOSSOFTMAX_HOST_FUNCTION static constexpr index_type steps() { return index_type(1) << 40; }
   KOKKOSSOFTMAX_HOST_FUNCTION static constexpr bool in_bursts() { return false; }
-  KOKKOSSOFTMAX_HOST_FUNCTION static constexpr bool fetches() { return false; }
   KOKKOSSOFTMAX_HOST_FUNCTION static void step() {}
   KOKKOSSOFTMAX_HOST_FUNCTION static void finish() {}
 };
@@ -118,7 +117,6 @@ struct FetchWork {
   const In* end;
 
   KOKKOSSOFTMAX_HOST_FUNCTION static constexpr index_type steps() { return NoWork::steps(); }
-  KOKKOSSOFTMAX_HOST_FUNCTION static constexpr bool fetches() { return true; }
   KOKKOSSOFTMAX_HOST_FUNCTION void step() {
     if (ahead.at < end) ahead.fetch();
   }
@@ -144,8 +142,6 @@ class MaxWork {
   KOKKOSSOFTMAX_HOST_FUNCTION index_type steps() const {
     return from_memory_ ? NoWork::steps() : count_ / (vectors_of_step * w);
   }
-  /// Whether steps only fetch: none must be left out.
-  KOKKOSSOFTMAX_HOST_FUNCTION bool fetches() const { return from_memory_; }
   KOKKOSSOFTMAX_HOST_FUNCTION void step() {
     if constexpr (!std::is_same_v<Ahead, NoWork>) {
       if (from_memory_) return ahead_.fetch();
@@ -549,9 +545,11 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedVector<Acc> chunk_exponentials(const Sour
     if constexpr (keep != Keep::none) Ops::store(kept + at, e);
     return e;
   };
-  const index_type steps_beside = next.steps() < written.steps() ? next.steps() : written.steps();
-  const index_type beside = steps_beside < count / step ? steps_beside * step : count / step * step;
-  if (beside == 0) written.finish();
+  // Up to where there is something beside.
+  const index_type steps = count / step;
+  const index_type end_of_next = (next.steps() < steps ? next.steps() : steps) * step;
+  const index_type end_of_written = (written.steps() < steps ? written.steps() : steps) * step;
+  if (end_of_written == 0) written.finish();
   CompensatedVector<Acc> sum;
   index_type i = 0;
   do {
@@ -565,22 +563,22 @@ KOKKOSSOFTMAX_HOST_FUNCTION CompensatedVector<Acc> chunk_exponentials(const Sour
     };
     const bool first = i == 0;
     const index_type end = count - i < Plan::block ? count : i + Plan::block;
-    if (i < beside) {
-      const index_type stop = beside < end ? beside : end / step * step;
+    const auto four_and_next = [&]() __attribute__((always_inline)) {
+      if (i < end_of_next) next.step();
+      four();
+    };
+    if (i < end_of_written) {
+      const index_type stop = end_of_written < end ? end_of_written : end / step * step;
       if (written.in_bursts()) {
         for (index_type k = i; k < stop; k += step) written.step();
       }
       while (i < stop) {
         if (!written.in_bursts()) written.step();
-        next.step();
-        four();
+        four_and_next();
       }
-      if (i == beside) written.finish();
+      if (i == end_of_written) written.finish();
     }
-    while (i + step <= end) {
-      if (next.fetches()) next.step();
-      four();
-    }
+    while (i + step <= end) four_and_next();
     // What is less than a step, each vector to the accumulator of its place.
     const auto rest = [&](Vector & a) __attribute__((always_inline)) {
       if (i + w <= end) {
