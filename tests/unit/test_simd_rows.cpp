@@ -172,7 +172,9 @@ template <class T>
 void check_large(const Exec& exec, Operation operation, std::int64_t columns, int offset,
                  bool in_place = false) {
   const std::int64_t rows = (std::int64_t(80) << 20) / static_cast<std::int64_t>(sizeof(T)) / columns;
-  constexpr std::int64_t kinds = 5;  // of rows, one after the other
+  // Kinds of rows, one after the other. Of rows that are not too long the largest logits lie anywhere at the
+  // beginning, at the end, or where another chunk begins.
+  const std::int64_t kinds = columns < 10000 ? 97 : 5;
   using Flat = Kokkos::View<T*, Exec::memory_space>;
   const Flat x(Kokkos::view_alloc(Kokkos::WithoutInitializing, "x"), rows * columns + offset + 64);
   const Flat y =
@@ -186,6 +188,17 @@ void check_large(const Exec& exec, Operation operation, std::int64_t columns, in
   for (std::int64_t i = 0; i < kinds * columns; ++i)
     kind.data()[i] = T(static_cast<float>(random.uniform(-8, 8)));
   const std::size_t bytes = static_cast<std::size_t>(columns) * sizeof(T);
+  for (std::int64_t k = 0; kinds > 5 && k < kinds; ++k) {
+    const std::int64_t from[] = {k, columns - 1 - k, 4096 + k};
+    const std::int64_t c = from[k % 3];
+    if (c >= 0 && c < columns) kind(k, c) = T(200.0f);
+  }
+  if (kinds > 5) {
+    kind(90, 0) = kind(91, std::min<std::int64_t>(20, columns - 1)) =
+        T(std::numeric_limits<float>::quiet_NaN());
+    kind(92, columns - 1) = T(std::numeric_limits<float>::infinity());
+    for (std::int64_t c = 0; c < columns; ++c) kind(93, c) = T(-std::numeric_limits<float>::infinity());
+  }
   for (std::int64_t k = 0; k < kinds; ++k)
     call(operation, exec, Rows(&kind(k, 0), 1, columns), Rows(&alone(k, 0), 1, columns), lse, 1);
   for (std::int64_t r = 0; r < rows; ++r)

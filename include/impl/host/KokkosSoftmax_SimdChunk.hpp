@@ -45,8 +45,11 @@ struct LogitsInMemory {
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector part(index_type i, int count) const {
     return Ops::load_part(x + i, count, -infinity_v<Acc>);
   }
-  KOKKOSSOFTMAX_HOST_FUNCTION index_type columns_before_line() const {
-    return static_cast<index_type>(-reinterpret_cast<std::uintptr_t>(x) % 64 / sizeof(In));
+  /// Before the first one that a vector can begin with which lies where its bytes divide addresses: fewer
+  /// than a vector has.
+  KOKKOSSOFTMAX_HOST_FUNCTION index_type columns_before_whole_vectors() const {
+    constexpr std::uintptr_t bytes = Ops::width * sizeof(In);
+    return static_cast<index_type>(-reinterpret_cast<std::uintptr_t>(x) % bytes / sizeof(In));
   }
 };
 
@@ -150,11 +153,11 @@ class MaxWork {
   }
   KOKKOSSOFTMAX_HOST_FUNCTION void finish() {
     if (from_memory_ && count_ % (vectors_of_step * w) != 0) step();
-    if constexpr (requires { source_.columns_before_line(); }) {
-      // What has just come is looked at a line at a time: vectors across two would wait for both.
+    if constexpr (requires { source_.columns_before_whole_vectors(); }) {
+      // Of what has just come no vector lies across two lines: it would wait for both.
       if (from_memory_ && count_ > 2 * vectors_of_step * w) {
-        m0_ = source_(0);
-        at_ = source_.columns_before_line();
+        m0_ = Ops::larger(source_(0), m0_);
+        at_ = source_.columns_before_whole_vectors();
         while (at_ + vectors_of_step * w <= count_) look();
         for (; at_ + w <= count_; at_ += w) m0_ = Ops::larger(source_(at_), m0_);
         m1_ = Ops::larger(source_(count_ - w), m1_);
@@ -225,12 +228,15 @@ class ContinuedLines {
   static constexpr int w = Ops::width;
   /// Elements of a cache line, or of a vector if that is more.
   static constexpr int line = std::max(w, static_cast<int>(64 / sizeof(Out)));
+  static constexpr int vectors = line / w;  ///< of a line
 
   /// Lines from the one of `y` on, whose outputs before `y` are not these.
   KOKKOSSOFTMAX_HOST_FUNCTION explicit ContinuedLines(Out* y)
       : others_(static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % (line * sizeof(Out)) / sizeof(Out))),
         filled_(others_),
-        y_(y - others_) {}
+        y_(y - others_) {
+    for (Vector& v : waiting_) v = Vector(Acc(0));
+  }
 
   /// The first of `count` outputs, as many as the line that waits lacks, or all. `output(i, n)` is a vector
   /// of those from i on, of which n are there.
@@ -290,7 +296,6 @@ class ContinuedLines {
   }
 
  private:
-  static constexpr int vectors = line / w;
   /// The same where the vector of the line that is not whole is known.
   template <int first, int vectors_of_row, class Output, class Last>
   KOKKOSSOFTMAX_HOST_FUNCTION void add_row_from(int count, const Output& output, const Last& last) {

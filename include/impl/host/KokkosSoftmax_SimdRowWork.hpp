@@ -463,7 +463,8 @@ class SimdRowWork {
   template <int vectors, class Formula>
   KOKKOSSOFTMAX_HOST_FUNCTION void add_row(const Batch& batch, int k, [[maybe_unused]] const Acc* staged,
                                            const Formula& formula, Lines& lines) const {
-    if constexpr (vectors == 1) {
+    // (Vectors that are a small part of a line would need many loops, and gain little.)
+    if constexpr (vectors == 1 || Lines::vectors > 4) {
       writing(outputs_of_row(batch, k), &lines).finish();
     } else {
       constexpr bool from_stage = operation == Operation::softmax || !direct;
