@@ -188,12 +188,12 @@ void check_large(const Exec& exec, Operation operation, std::int64_t columns, in
   for (std::int64_t i = 0; i < kinds * columns; ++i)
     kind.data()[i] = T(static_cast<float>(random.uniform(-8, 8)));
   const std::size_t bytes = static_cast<std::size_t>(columns) * sizeof(T);
-  for (std::int64_t k = 0; kinds > 5 && k < kinds; ++k) {
-    const std::int64_t from[] = {k, columns - 1 - k, 4096 + k};
-    const std::int64_t c = from[k % 3];
-    if (c >= 0 && c < columns) kind(k, c) = T(200.0f);
-  }
   if (kinds > 5) {
+    for (std::int64_t k = 0; k < kinds; ++k) {
+      const std::int64_t from[] = {k, columns - 1 - k, 4096 + k};
+      const std::int64_t c = from[k % 3];
+      if (c >= 0 && c < columns) kind(k, c) = T(200.0f);
+    }
     kind(90, 0) = kind(91, std::min<std::int64_t>(20, columns - 1)) =
         T(std::numeric_limits<float>::quiet_NaN());
     kind(92, columns - 1) = T(std::numeric_limits<float>::infinity());
@@ -229,11 +229,11 @@ TEST_F(SimdRows, LargeCallsGiveTheBitsOfSmallOnes) {
     check_large<float>(exec, operation, 128, 16);
     check_large<ks::half_t>(exec, operation, 1024, 0);
     // Rows that share lines of the output: of each number of vectors that has a loop of its own, and longer.
-    for (std::int64_t columns : {17, 40, 50, 65, 90, 97, 127, 129, 257, 320, 513})
+    for (std::int64_t columns : {17, 40, 50, 65, 90, 97, 127, 129, 150, 170, 257, 320, 513})
       check_large<float>(exec, operation, columns, static_cast<int>(columns % 16));
-    for (std::int64_t columns : {9, 15, 30, 33, 47, 57, 129, 500})
+    for (std::int64_t columns : {9, 15, 18, 30, 33, 47, 50, 57, 70, 77, 81, 129, 500})
       check_large<double>(exec, operation, columns, static_cast<int>(columns % 8));
-    for (std::int64_t columns : {17, 31, 40, 50, 70, 90, 97, 127, 257})
+    for (std::int64_t columns : {17, 31, 40, 50, 70, 90, 97, 127, 129, 150, 170, 257})
       check_large<ks::half_t>(exec, operation, columns, static_cast<int>(columns % 32));
     check_large<float>(exec, operation, 4097, 5, true);
     check_large<float>(exec, operation, 4000001, 11);
