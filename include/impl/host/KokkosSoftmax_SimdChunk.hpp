@@ -63,7 +63,19 @@ struct StagedValues {
   KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector part(index_type i, int) const { return Ops::load(v + i); }
 };
 
-/// The same up to `end`; nothing was staged behind it, where all are `rest`.
+/// Exponentials that wait in the output: not a byte more is read.
+template <class Acc>
+struct StagedExactly {
+  using Ops = SimdOps<Acc>;
+  const Acc* v;
+  KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector operator()(index_type i) const { return Ops::load(v + i); }
+  KOKKOSSOFTMAX_HOST_FUNCTION typename Ops::Vector part(index_type i, int count) const {
+    return Ops::load_part(v + i, count, Acc(0));
+  }
+};
+
+/// What is in scratch, as StagedValues has it, up to `end`; nothing was staged behind it, where all are
+/// `rest`.
 template <class Acc>
 struct StagedUpTo {
   using Ops = SimdOps<Acc>;

@@ -100,12 +100,22 @@ class SimdPanel : SimdLanes<Problem, operation> {
   using Plan = SimdTilePlan<Acc>;
   static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
+  /// Whether exponentials wait in y, which then need not be brought to the cache beside them. Not where they
+  /// come from: vectors overlap, and what one has read the next one reads again. Nor past the caches, where y
+  /// would be written twice.
+  static bool keeps_in_y(const Problem& problem, bool stream) {
+    return operation == Operation::softmax && std::is_same_v<Acc, Out> && !stream &&
+           Plan::chunks(problem.geometry.columns) == 1 &&
+           static_cast<const void*>(problem.x) != static_cast<const void*>(problem.y);
+  }
+
   /// What a thread writes it writes through the same `lines`.
   SimdPanel(const Problem& problem, const SimdTiles& tiles, index_type tile, bool stream,
             PanelLines<Acc, Out>& lines)
       : problem_(problem),
         columns_(problem.geometry.columns),
         stream_(stream),
+        keeps_in_y_(keeps_in_y(problem, stream)),
         rows_(static_cast<int>(tiles.inner)),
         lines_(lines) {
     const RowGeometry::Row row = problem.geometry.row(tile * tiles.inner);
@@ -120,31 +130,40 @@ class SimdPanel : SimdLanes<Problem, operation> {
     }
   }
 
-  /// [max of each row, sum of each row] of blocks; what rows are written from, if not from x, in `stage`.
+  /// [max of each row, sum of each row] of blocks; what rows are written from, if not from x, in `stage` or
+  /// in y.
   void reduce_blocks(index_type begin, index_type end, Acc* stage, Acc* partials) {
     const index_type first = begin * block, last = std::min(end * block, columns_);
     partials += begin * 2 * rows_;
     if (writes_staged()) {
-      reduce<of_stage>(first, last, stage, partials);
+      reduce<of_stage>(first, last, kept(begin, stage), partials);
     } else {
       reduce<Kept::nothing>(first, last, stage, partials);
     }
   }
-  /// To be called between the two.
+  /// To be called between the two; or join_vectors, by whoever, and take.
   void join_blocks(const Acc* partials, Acc* scratch) {
-    const index_type chunks = Plan::chunks(columns_), distance = 2 * rows_;
-    if (chunks == 1) {
-      join(partials, Plan::blocks(columns_), distance);
-    } else {
-      for (index_type c = 0; c < chunks; ++c) {
-        const index_type first = c * (Plan::chunk / block);
-        join(partials + first * distance,
-             std::min<index_type>(Plan::chunk / block, Plan::blocks(columns_) - first), distance);
-        Lanes::keep_state(scratch + c * distance, max_, sum_, rows_);
-      }
-      join(scratch, chunks, distance);
-    }
+    for (int l = 0; l < rows_; l += w) join_vector(l, rows_, columns_, partials, scratch, max_ + l, sum_ + l);
     finish();
+  }
+  /// [max of each row, what the last formula takes of each] of the vectors of rows [begin, end) to `results`.
+  static void join_vectors(int begin, int end, int rows, index_type columns, const Acc* partials,
+                           Acc* scratch, Acc* results) {
+    alignas(64) Acc max[w], sum[w];
+    for (int l = begin * w; l < std::min(end * w, rows); l += w) {
+      join_vector(l, rows, columns, partials, scratch, max, sum);
+      Lanes::finish_sums(max, sum, w);
+      const auto bytes = static_cast<std::size_t>(std::min(w, rows - l)) * sizeof(Acc);
+      std::memcpy(results + l, max, bytes);
+      std::memcpy(results + rows + l, sum, bytes);
+    }
+  }
+  void take(const Acc* results) {
+    const auto bytes = static_cast<std::size_t>(rows_) * sizeof(Acc);
+    std::memcpy(max_, results, bytes);
+    std::memcpy(sum_, results + rows_, bytes);
+    repeat(max_);
+    repeat(sum_);
   }
   /// Brings the logits of another panel beside what is written, unless that needs the cache for itself.
   void fetch_beside(const SimdTiles& tiles, index_type tile) {
@@ -154,7 +173,7 @@ class SimdPanel : SimdLanes<Problem, operation> {
   }
   void write_blocks(index_type begin, index_type end, Acc* stage, const Acc* partials) {
     if (writes_staged()) {
-      write_staged(begin, end, stage, partials);
+      write_staged(begin, end, kept(begin, stage), partials);
     } else {
       write_logits(begin * block, std::min(end * block, columns_), stage);
     }
@@ -197,6 +216,35 @@ class SimdPanel : SimdLanes<Problem, operation> {
                                    : identity                      ? Kept::nothing
                                                                    : Kept::logits;
   bool writes_staged() const { return of_stage != Kept::nothing && Plan::chunks(columns_) == 1; }
+  /// Where that is, of the blocks from `begin` on.
+  Acc* kept(index_type begin, Acc* stage) const {
+    if constexpr (std::is_same_v<Acc, Out>) {
+      if (keeps_in_y_) return y_ + begin * block * rows_;
+    }
+    return stage;
+  }
+
+  /// Of a vector of rows from l on. `scratch`: [max, sum] of such a vector for each chunk of long rows.
+  static void join_vector(int l, int rows, index_type columns, const Acc* partials, Acc* scratch, Acc* max,
+                          Acc* sum) {
+    const index_type chunks = Plan::chunks(columns), distance = 2 * rows;
+    const auto keep = [](const typename Lanes::MaxAndSum& of_vector, Acc* m, Acc* s) {
+      Ops::store(m, of_vector.max);
+      Ops::store(s, of_vector.sum);
+    };
+    if (chunks == 1) {
+      keep(Lanes::template merge_vector<false>(partials + l, rows, Plan::blocks(columns), distance), max,
+           sum);
+      return;
+    }
+    for (index_type c = 0; c < chunks; ++c) {
+      const index_type first = c * (Plan::chunk / block),
+                       blocks = std::min<index_type>(Plan::chunk / block, Plan::blocks(columns) - first);
+      keep(Lanes::template merge_vector<false>(partials + first * distance + l, rows, blocks, distance),
+           scratch + c * 2 * w, scratch + (c * 2 + 1) * w);
+    }
+    keep(Lanes::template merge_vector<false>(static_cast<const Acc*>(scratch), w, chunks, 2 * w), max, sum);
+  }
 
   /// Of each row, repeated for vectors that begin with any row.
   void repeat(Acc* of_row) const {
@@ -325,18 +373,18 @@ class SimdPanel : SimdLanes<Problem, operation> {
           if (at == piece - w) row = rows_ - w;
           const Vector max = Ops::load(repeated_ + row);
           Vector sum(Acc(0));
-          const auto add = [&](const Vector& v, int i) __attribute__((always_inline)) {
+          const auto add = [&](const Vector& v, int i, int count) __attribute__((always_inline)) {
             const Vector e = exp_of_vector_difference<Ops>(v - max);
-            if constexpr (keep) Ops::store(stage + i, e);
+            if constexpr (keep) count == w ? Ops::store(stage + i, e) : Ops::store_part(stage + i, e, count);
             next.fetch();
             sum = sum + e;
           };
           int i = at;
-          for (int k = 0; k < pieces; ++k, i += piece) add(Ops::load(x + i), i);
+          for (int k = 0; k < pieces; ++k, i += piece) add(Ops::load(x + i), i, w);
           if (at + w <= rest) {
-            add(Ops::load(x + i), i);
+            add(Ops::load(x + i), i, w);
           } else if (at < rest) {
-            add(Ops::load_part(x + i, rest - at, -infinity_v<Acc>), i);
+            add(Ops::load_part(x + i, rest - at, -infinity_v<Acc>), i, rest - at);
           }
           Ops::store(sums_of_piece_ + at, sum);
           row = row_after(row, w % rows_);
@@ -353,7 +401,7 @@ class SimdPanel : SimdLanes<Problem, operation> {
   /// Outputs of what is in `stage`.
   void write_staged(index_type begin, index_type end, const Acc* stage, const Acc* partials) {
     for (index_type b = begin; b < end; ++b, stage += block * rows_) {
-      const StagedValues<Acc> source{stage};
+      const StagedExactly<Acc> source{stage};
       const index_type first = b * block, last = std::min((b + 1) * block, columns_);
       if constexpr (of_stage == Kept::logits) {
         write(source, first, last, formula_of_logits());
@@ -456,7 +504,7 @@ class SimdPanel : SimdLanes<Problem, operation> {
   const In* x_;
   Out* y_;
   index_type columns_;
-  bool stream_, in_pieces_;
+  bool stream_, keeps_in_y_, in_pieces_;
   const In* fetch_ = nullptr;  ///< what is fetched next beside what is written
   int rows_;
   PanelLines<Acc, Out>& lines_;

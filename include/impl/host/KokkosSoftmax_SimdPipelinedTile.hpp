@@ -118,7 +118,12 @@ class SimdPipelinedTile : SimdTile<Problem, operation> {
         }
       }
       if (any_infinite_) Tile::mark_infinite(begin, end, partials);
-      Lanes::merge(partials, padded_, Plan::blocks(end - begin), 2 * padded_, max_, sum_);
+      const index_type blocks = Plan::blocks(end - begin);
+      if (keeps_exponentials()) {
+        Lanes::template merge<true>(partials, padded_, blocks, 2 * padded_, max_, sum_);
+      } else {
+        Lanes::merge(partials, padded_, blocks, 2 * padded_, max_, sum_);
+      }
       if (chunks_ > 1) Lanes::keep_state(states + chunk * 2 * padded_, max_, sum_, padded_);
     }
     if (chunks_ > 1) Lanes::merge(states, padded_, chunks_, 2 * padded_, max_, sum_);
@@ -428,13 +433,12 @@ class SimdPipelinedTile : SimdTile<Problem, operation> {
     }
   }
 
-  /// Of the exponentials of each block, in place of its maxima.
+  /// Of the exponentials of each block, from its share in the sum, which has the place of its maxima.
   void find_factors() {
     Acc* of_block = partials_;
     for (index_type b = 0; b < problem_.geometry.columns; b += Plan::block, of_block += 2 * padded_) {
       for (int l = 0; l < padded_; l += w) {
-        const Vector m = Ops::load(of_block + l) - Ops::load(max_ + l);
-        Ops::store(of_block + l, exp_of_vector_difference<Ops>(m) * Ops::load(sum_ + l));
+        Ops::store(of_block + l, Ops::load(of_block + l) * Ops::load(sum_ + l));
       }
     }
   }

@@ -193,7 +193,8 @@ class SimdRowWork {
     if constexpr (y_can_keep_exponentials) {
       if (kept_in_y) {
         const auto formula = output_formula(outputs);
-        return chunk_write<Acc>(StagedExactly{kept_in_y + begin}, outputs.count, outputs.y, false, formula);
+        return chunk_write<Acc>(StagedExactly<Acc>{kept_in_y + begin}, outputs.count, outputs.y, false,
+                                formula);
       }
     }
     Lines* const lines = lines_at(outputs.y, continued);
@@ -704,14 +705,6 @@ class SimdRowWork {
       return {finite, Ops::sum(sums.sum), Ops::sum(sums.low)};
     }
   }
-
-  struct StagedExactly {
-    const Acc* v;
-    KOKKOSSOFTMAX_HOST_FUNCTION Vector operator()(index_type i) const { return Ops::load(v + i); }
-    KOKKOSSOFTMAX_HOST_FUNCTION Vector part(index_type i, int count) const {
-      return Ops::load_part(v + i, count, Acc(0));
-    }
-  };
 
   index_type x_offset(index_type position) const { return problem_.geometry.row(position).x_offset; }
 

@@ -19,6 +19,7 @@
 #define KOKKOSSOFTMAX_SIMDROWS_HPP
 
 #include <impl/host/KokkosSoftmax_Cpu.hpp>
+#include <impl/host/KokkosSoftmax_SharedSteps.hpp>
 #include <impl/host/KokkosSoftmax_SimdDense.hpp>
 #include <impl/host/KokkosSoftmax_SimdPanel.hpp>
 #include <impl/host/KokkosSoftmax_SimdPipelinedTile.hpp>
@@ -112,20 +113,15 @@ void launch_any_tasks(const Exec& exec, const std::string& label, int tasks, con
   functor(0);
   if (watched) Kokkos::Tools::endParallelFor(id);
 }
-template <class Exec>
-void launch_any_tasks(const Exec& exec, const std::string& kernel, const char* step, int tasks,
-                      const AnyTasks& functor) {
-  launch_any_tasks(exec, kernel + step, tasks, functor);
-}
 template <class Exec, class Functor>
 void launch_tasks(const Exec& exec, const std::string& label, int tasks, const Functor& functor) {
   launch_any_tasks(exec, label, tasks, AnyTasks::of(functor));
 }
-/// One of several launches of a kernel.
-template <class Exec, class Functor>
-void launch_tasks(const Exec& exec, const std::string& kernel, const char* step, int tasks,
-                  const Functor& functor) {
-  launch_any_tasks(exec, kernel, step, tasks, AnyTasks::of(functor));
+/// The steps step(share), one after the other, each for as many shares as tasks.
+template <class Exec, class... Step>
+void launch_steps(const Exec& exec, const std::string& label, int tasks, const Step&... step) {
+  SharedSteps<sizeof...(Step)> steps(tasks);
+  launch_tasks(exec, label, tasks, [&](int task) { steps.run(task, step...); });
 }
 
 template <class Exec, class Problem>
@@ -182,11 +178,10 @@ struct SimdRows {
   template <class Problem>
   using State = CompensatedMaxSum<typename Problem::Acc>;
 
-  /// Rows of a panel that threads share, and elements of those that could be tiles as well: measured with
-  /// float and two threads.
+  /// Rows of a panel that threads share and whose exponentials wait beside x and y: measured with float and
+  /// two threads.
   template <class A>
   static constexpr index_type most_of_shared_panel = 1600 / sizeof(A);
-  static constexpr index_type elements_of_shared_panels = 65536;
   /// Threads that share panels: each joins all blocks of those it has a part of, which more would do too
   /// often.
   static constexpr int most_of_shared_panels = 8;
@@ -219,7 +214,7 @@ struct SimdRows {
         }
         if (threads <= most_of_shared_panels) {
           const index_type of_panels =
-              std::min(g.rows * SimdTilePlan<A>::blocks(g.columns), states_of_shared_panels<A>()) +
+              std::min(g.rows * (SimdTilePlan<A>::blocks(g.columns) + 1), states_of_shared_panels<A>()) +
               SimdTilePlan<A>::width;
           states = std::max(states, static_cast<std::size_t>(of_panels) * 2 * sizeof(A));
         }
@@ -315,7 +310,7 @@ struct SimdRows {
     int tasks(index_type units) const {
       const RowGeometry& g = problem.geometry;
       if (g.rows * g.columns <= HostCaches::elements_of_one_thread) return 1;
-      return static_cast<int>(std::min<index_type>(threads, units));
+      return static_cast<int>(std::min<index_type>(std::min(threads, SharedSteps<1>::most_shares), units));
     }
     /// Whether so many exponentials of a thread can wait.
     bool can_stage(index_type values) const {
@@ -383,7 +378,7 @@ struct SimdRows {
     }
   };
 
-  /// Chunks of a few rows, shared by all threads; each thread has the same ones in both launches.
+  /// Chunks of a few rows, shared by all threads; a share has the same ones in both steps.
   template <Operation operation, bool direct, class Problem>
   struct SharedRows {
     using A = typename Problem::Acc;
@@ -392,7 +387,7 @@ struct SimdRows {
     int tasks;
     index_type first_row, rows;
     bool write, keep_in_y;
-    bool may_stage = true;  ///< whether the second launch takes exponentials from scratch
+    bool may_stage = true;  ///< whether the second step takes exponentials from scratch
 
     void operator()(int task) const {
       const RowGeometry& g = call.problem.geometry;
@@ -452,13 +447,13 @@ struct SimdRows {
     for (index_type first = 0; first < g.rows; first += group) {
       const index_type rows = std::min(group, g.rows - first);
       const int tasks = call.tasks(rows * chunks);
-      SharedRows<operation, direct, Problem> functor{call, tasks, first, rows, false, keep_in_y};
-      launch_tasks(exec, call.label, "::reduce", tasks, functor);
-      functor.write = true;
+      const SharedRows<operation, direct, Problem> reduce{call, tasks, first, rows, false, keep_in_y};
       if constexpr (operation == Operation::logsumexp) {
-        launch_tasks(exec, call.label, "::write", 1, WriteLogsumexp<Problem>{call, first, rows});
+        launch_steps(exec, call.label, tasks, reduce, WriteLogsumexp<Problem>{call, tasks, first, rows});
       } else {
-        launch_tasks(exec, call.label, "::write", tasks, functor);
+        auto write = reduce;
+        write.write = true;
+        launch_steps(exec, call.label, tasks, reduce, write);
       }
     }
   }
@@ -599,22 +594,22 @@ struct SimdRows {
       const auto begin = rows.tile(first), last = rows.tile(first + tiles - 1);
       const index_type of_tiles = last.first + last.rows - begin.first;
       const int tasks = call.tasks(of_tiles * chunks);
-      launch_tasks(
-          exec, call.label, "::reduce", tasks,
-          SharedRows<operation, direct, Problem>{call, tasks, begin.first, of_tiles, false, false, false});
-      launch_tasks(exec, call.label, "::write", tasks,
-                   WriteTransposedRows<operation, direct, Problem>{call, rows, tasks, first, tiles});
+      launch_steps(
+          exec, call.label, tasks,
+          SharedRows<operation, direct, Problem>{call, tasks, begin.first, of_tiles, false, false, false},
+          WriteTransposedRows<operation, direct, Problem>{call, rows, tasks, first, tiles});
     }
   }
 
   template <class Problem>
   struct WriteLogsumexp {
     const Call<Problem>& call;
+    int tasks;
     index_type first_row, rows;
-    void operator()(int) const {
+    void operator()(int task) const {
       const SimdRowWork<Problem, Operation::logsumexp, false> work(call.problem, false, false);
       const index_type chunks = SimdRowsPlan<Acc<Problem>>::chunks(call.problem.geometry.columns);
-      for (index_type r = 0; r < rows; ++r) {
+      for (index_type r = share(rows, task, tasks); r < share(rows, task + 1, tasks); ++r) {
         const SimdRowAccess<Problem> row(call.problem, first_row + r);
         *row.y = SimdOps<typename Problem::Acc>::template rounded<typename Problem::Out>(
             work.joined(call.states + r * chunks).logsumexp());
@@ -685,7 +680,7 @@ struct SimdRows {
     }
   };
 
-  /// Chunks of the columns of tiles, in two launches, or whole tiles in one.
+  /// Chunks of the columns of tiles, in two steps, or whole tiles in one.
   template <Operation operation, class Tile, class Problem>
   struct SharedTiles {
     using A = typename Problem::Acc;
@@ -761,35 +756,47 @@ struct SimdRows {
     }
   };
 
-  /// Blocks of the columns of panels, in two launches; each thread has the same ones in both.
-  template <Operation operation, class Problem>
+  /// Blocks of the columns of panels: reduced, joined and written. A share has the same blocks when they are
+  /// reduced and written, and joins them for some vectors of rows.
+  enum class PanelStep { reduce, join, write };
+  template <Operation operation, PanelStep step, class Problem>
   struct SharedPanels {
     using A = typename Problem::Acc;
     using Panel = SimdPanel<Problem, operation>;
+    using Plan = SimdTilePlan<A>;
     const Call<Problem>& call;
     SimdTiles tiles;
     int tasks;
-    bool write;
+
     void operator()(int task) const {
-      using Plan = SimdTilePlan<A>;
-      const index_type blocks = Plan::blocks(call.problem.geometry.columns);
-      const index_type begin = share(tiles.count * blocks, task, tasks),
-                       end = share(tiles.count * blocks, task + 1, tasks);
-      A *const scratch = call.stage(task), *stage = scratch + Plan::partials;
+      const index_type columns = call.problem.geometry.columns, blocks = Plan::blocks(columns);
+      A* const scratch = call.stage(task);
+      A* const states = reinterpret_cast<A*>(call.states);
+      const auto partials = [&](index_type t) { return states + t * blocks * 2 * tiles.inner; };
+      const auto results = [&](index_type t) {
+        return partials(tiles.count) + Plan::width + t * 2 * tiles.inner;
+      };
+      const int rows = static_cast<int>(tiles.inner);
+      const index_type units = step == PanelStep::join ? ceil_div(rows, Plan::width) : blocks;
+      const index_type begin = share(tiles.count * units, task, tasks),
+                       end = share(tiles.count * units, task + 1, tasks);
+      A* stage = scratch + Plan::partials;
       PanelLines<A, typename Problem::Out> lines;
       for (index_type unit = begin; unit < end;) {
-        const index_type t = unit / blocks, first = unit - t * blocks,
-                         last = std::min(blocks, end - t * blocks);
-        A* const partials = reinterpret_cast<A*>(call.states) + t * blocks * 2 * tiles.inner;
-        Panel panel(call.problem, tiles, t, call.stream, lines);
-        if (write) {
-          panel.join_blocks(partials, scratch);
-          panel.write_blocks(first, last, stage, partials);
+        const index_type t = unit / units, first = unit - t * units, last = std::min(units, end - t * units);
+        if constexpr (step == PanelStep::join) {
+          Panel::join_vectors(static_cast<int>(first), static_cast<int>(last), rows, columns, partials(t),
+                              scratch, results(t));
         } else {
-          panel.reduce_blocks(first, last, stage, partials);
+          Panel panel(call.problem, tiles, t, call.stream, lines);
+          if constexpr (step == PanelStep::write) {
+            panel.take(results(t));
+            panel.write_blocks(first, last, stage, partials(t));
+          } else {
+            panel.reduce_blocks(first, last, stage, partials(t));
+          }
+          if (Plan::chunks(columns) == 1) stage += (last - first) * Plan::block * rows;
         }
-        if (Plan::chunks(call.problem.geometry.columns) == 1)
-          stage += (last - first) * Plan::block * tiles.inner;
         unit += last - first;
       }
       lines.finish();
@@ -809,17 +816,18 @@ struct SimdRows {
     using Panel = SimdPanel<Problem, operation>;
     using Whole = WholePanels<operation, Problem>;
     const int tasks = call.tasks(tiles.count * blocks);
+    const bool in_y = Panel::keeps_in_y(call.problem, call.stream);
     if (chunks == 1) {
       // Exponentials of columns that share a few sets of the first-level cache would not stay in it.
-      if (tiles.inner * static_cast<index_type>(sizeof(A)) % 1024 == 0) return false;
+      if (tiles.inner * static_cast<index_type>(sizeof(A)) % (in_y ? 2048 : 1024) == 0) return false;
       if ((tiles.count >= index_type(4) * tasks || tiles.count % tasks == 0) && Whole::fit(call, tiles)) {
         launch_tasks(exec, call.label, tasks, Whole{call, tiles, tasks});
         return true;
       }
-      // Two launches, and scratch of all blocks, do not pay where tiles are wide or there is little to do.
-      if (tiles.inner > most_of_shared_panel<A> ||
-          (tiles.inner >= Plan::fewest_lanes * 2 && g.rows * g.columns < elements_of_shared_panels))
-        return false;
+      // Scratch of all blocks does not pay where tiles are wide, nor do their places in y where threads have
+      // few of them, and some one more.
+      const bool shares_well = in_y && tiles.count * blocks >= index_type(8) * tasks;
+      if (tiles.inner > most_of_shared_panel<A> && !shares_well) return false;
     }
     // Chunks, where they go round.
     const index_type units = tiles.count * chunks;
@@ -827,16 +835,16 @@ struct SimdRows {
       launch_long_tiles<operation, Panel>(exec, call, tiles);
       return true;
     }
-    if (call.threads <= most_of_shared_panels && g.rows * blocks <= states_of_shared_panels<A>() &&
+    if (call.threads <= most_of_shared_panels && g.rows * (blocks + 1) <= states_of_shared_panels<A>() &&
         chunks * 2 * tiles.inner <= Plan::partials &&
-        (chunks > 1 ||
+        (chunks > 1 || in_y ||
          call.can_stage(Plan::partials +
                         ceil_div(tiles.count * blocks, index_type(tasks)) * Plan::block * tiles.inner +
                         Plan::width))) {
-      SharedPanels<operation, Problem> functor{call, tiles, tasks, false};
-      launch_tasks(exec, call.label, "::reduce", tasks, functor);
-      functor.write = true;
-      launch_tasks(exec, call.label, "::write", tasks, functor);
+      launch_steps(exec, call.label, tasks,
+                   SharedPanels<operation, PanelStep::reduce, Problem>{call, tiles, tasks},
+                   SharedPanels<operation, PanelStep::join, Problem>{call, tiles, tasks},
+                   SharedPanels<operation, PanelStep::write, Problem>{call, tiles, tasks});
       return true;
     }
     return false;
@@ -910,10 +918,9 @@ struct SimdRows {
       return;
     }
     const int tasks = call.tasks(tiles.count * chunks);
-    launch_tasks(exec, call.label, "::reduce", tasks,
-                 SharedTiles<operation, Tile, Problem>{call, tiles, tasks, true, false});
-    launch_tasks(exec, call.label, "::write", tasks,
-                 SharedTiles<operation, Tile, Problem>{call, tiles, tasks, false, true});
+    using Chunks = SharedTiles<operation, Tile, Problem>;
+    launch_steps(exec, call.label, tasks, Chunks{call, tiles, tasks, true, false},
+                 Chunks{call, tiles, tasks, false, true});
   }
 };
 

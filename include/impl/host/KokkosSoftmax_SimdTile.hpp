@@ -291,20 +291,33 @@ class SimdLanes {
     return rounded_product_of_vectors<Ops>(sum, factor);
   }
 
+  struct MaxAndSum {
+    Vector max, sum;
+  };
+  /// Of a vector of lanes, [max, sum] over `count` of them, in order; a sum is `to_sum` behind its maximum.
+  /// With `factors`, what a sum was multiplied by takes the place of its maximum.
+  template <bool factors, class States>
+  KOKKOSSOFTMAX_HOST_FUNCTION static MaxAndSum merge_vector(States* states, index_type to_sum,
+                                                            index_type count, index_type distance) {
+    Vector max = Ops::load(states);
+    for (index_type i = 1; i < count; ++i) max = Ops::larger(Ops::load(states + i * distance), max);
+    CompensatedVector<Acc> sum;
+    for (index_type i = 0; i < count; ++i) {
+      States* const state = states + i * distance;
+      const Vector factor = exp_of_vector_difference<Ops>(Ops::load(state) - max);
+      sum.add(share_of_block(Ops::load(state + to_sum), factor));
+      if constexpr (factors) Ops::store(state, factor);
+    }
+    return {max, sum_without_nan(sum)};
+  }
   /// [max, sum] of each lane over `count` of them, in order.
-  static void merge(const Acc* states, int lanes, index_type count, index_type distance, Acc* max_of_row,
+  template <bool factors = false, class States>
+  static void merge(States* states, int lanes, index_type count, index_type distance, Acc* max_of_row,
                     Acc* sum_of_row) {
     for (int l = 0; l < lanes; l += w) {
-      Vector max = Ops::load(states + l);
-      for (index_type i = 1; i < count; ++i) max = Ops::larger(Ops::load(states + i * distance + l), max);
-      CompensatedVector<Acc> sum;
-      for (index_type i = 0; i < count; ++i) {
-        const Acc* state = states + i * distance + l;
-        const Vector factor = exp_of_vector_difference<Ops>(Ops::load(state) - max);
-        sum.add(share_of_block(Ops::load(state + lanes), factor));
-      }
-      Ops::store(max_of_row + l, max);
-      Ops::store(sum_of_row + l, sum_without_nan(sum));
+      const MaxAndSum merged = merge_vector<factors>(states + l, lanes, count, distance);
+      Ops::store(max_of_row + l, merged.max);
+      Ops::store(sum_of_row + l, merged.sum);
     }
   }
 };
@@ -352,7 +365,8 @@ class SimdTile : protected SimdLanes<Problem, operation> {
     const index_type columns = problem_.geometry.columns, blocks = Plan::blocks(columns);
     Acc *partials = scratch, *stage = scratch + Plan::partials;
     reduce(0, columns, stage, staged, partials);
-    Lanes::merge(partials, padded_, blocks, 2 * padded_, max_, sum_);
+    Lanes::template merge<operation == Operation::softmax>(partials, padded_, blocks, 2 * padded_, max_,
+                                                           sum_);
     finish();
     if constexpr (staged) {
       write_staged(stage, partials);
@@ -529,7 +543,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
     }
   }
 
-  /// Outputs of what is in `stage`.
+  /// Outputs of what is in `stage`; softmax: `partials` has the factors of blocks where their maxima were.
   void write_staged(Acc* stage, Acc* partials) {
     const index_type columns = problem_.geometry.columns, y_stride = problem_.geometry.y_column_stride;
     // Not where columns continue each other, nor where they share a few sets of the first-level cache, which
@@ -539,8 +553,7 @@ class SimdTile : protected SimdLanes<Problem, operation> {
     for (index_type b = 0; b < columns; b += Plan::block, partials += 2 * padded_) {
       const int of_block = static_cast<int>(std::min<index_type>(Plan::block, columns - b));
       for (int l = 0; operation == Operation::softmax && l < padded_; l += w) {
-        const Vector m = Ops::load(partials + l) - Ops::load(max_ + l);
-        Ops::store(partials + l, exp_of_vector_difference<Ops>(m) * Ops::load(sum_ + l));
+        Ops::store(partials + l, Ops::load(partials + l) * Ops::load(sum_ + l));
       }
       for (int c = 0; c < of_block; ++c, stage += pitch_) {
         if (fetch) fetch_for_writing(b + c + 8);
