@@ -171,13 +171,17 @@ struct SimdOps {
   }
 
 #if defined(__AVX512F__)
-  /// v * 2^n for whole numbers n of any size, rounded once.
+  /// v * 2^n for whole numbers n of any size, rounded once; 0 in lanes whose x is less than `least`, whatever
+  /// v and n are there.
   static constexpr bool scales_by_powers_of_two = avx512;
-  KOKKOSSOFTMAX_HOST_FUNCTION static Vector times_power_of_two(const Vector& v, const Vector& n) {
+  KOKKOSSOFTMAX_HOST_FUNCTION static Vector times_power_of_two(const Vector& v, const Vector& n,
+                                                               const Vector& x, Acc least) {
     if constexpr (sizeof(Acc) == 4) {
-      return Vector(_mm512_maskz_scalef_ps(0xffff, raw(v), raw(n)));
+      const __mmask16 lanes = _mm512_cmp_ps_mask(raw(x), _mm512_set1_ps(least), _CMP_NLT_UQ);
+      return Vector(_mm512_maskz_scalef_ps(lanes, raw(v), raw(n)));
     } else {
-      return Vector(_mm512_maskz_scalef_pd(0xff, raw(v), raw(n)));
+      const __mmask8 lanes = _mm512_cmp_pd_mask(raw(x), _mm512_set1_pd(least), _CMP_NLT_UQ);
+      return Vector(_mm512_maskz_scalef_pd(lanes, raw(v), raw(n)));
     }
   }
 
