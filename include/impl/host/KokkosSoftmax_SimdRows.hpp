@@ -179,12 +179,9 @@ struct SimdRows {
   using State = CompensatedMaxSum<typename Problem::Acc>;
 
   /// Rows of a panel that threads share and whose exponentials wait beside x and y: measured with float and
-  /// two threads.
+  /// two threads; what panels are shared besides, with two threads of Zen 5 and 2 to 16 of a Xeon.
   template <class A>
   static constexpr index_type most_of_shared_panel = 1600 / sizeof(A);
-  /// Threads that share panels: each joins all blocks of those it has a part of, which more would do too
-  /// often.
-  static constexpr int most_of_shared_panels = 8;
   /// Maxima, and sums, of blocks of panels that are shared: of panels that fit the cache.
   template <class A>
   static index_type states_of_shared_panels() {
@@ -212,12 +209,10 @@ struct SimdRows {
           states =
               static_cast<std::size_t>(chunks * (2 * g.rows + SimdTilePlan<A>::most_lanes)) * 2 * sizeof(A);
         }
-        if (threads <= most_of_shared_panels) {
-          const index_type of_panels =
-              std::min(g.rows * (SimdTilePlan<A>::blocks(g.columns) + 1), states_of_shared_panels<A>()) +
-              SimdTilePlan<A>::width;
-          states = std::max(states, static_cast<std::size_t>(of_panels) * 2 * sizeof(A));
-        }
+        const index_type of_panels =
+            std::min(g.rows * (SimdTilePlan<A>::blocks(g.columns) + 1), states_of_shared_panels<A>()) +
+            SimdTilePlan<A>::width;
+        states = std::max(states, static_cast<std::size_t>(of_panels) * 2 * sizeof(A));
       } else if (g.columns > SimdRowsPlan<A>::chunk) {
         const std::size_t row = static_cast<std::size_t>(g.columns) * sizeof(A);
         stage = std::min(std::max(2 * HostCaches::stage, row), HostCaches::longest_stage(threads)) + 256;
@@ -824,10 +819,15 @@ struct SimdRows {
         launch_tasks(exec, call.label, tasks, Whole{call, tiles, tasks});
         return true;
       }
-      // Scratch of all blocks does not pay where tiles are wide, nor do their places in y where threads have
-      // few of them, and some one more.
-      const bool shares_well = in_y && tiles.count * blocks >= index_type(8) * tasks;
-      if (tiles.inner > most_of_shared_panel<A> && !shares_well) return false;
+      // Scratch of all blocks does not pay where tiles are wide, nor do their places in y where they are few
+      // or threads would wait for each other; but tiles would be written by threads that wait for each
+      // other's lines, if these belong to two of them and there is little between.
+      const index_type shares = tiles.count * blocks, most_of_thread = ceil_div(shares, index_type(tasks));
+      const index_type pitch = tiles.inner * static_cast<index_type>(sizeof(A));
+      const bool are_many = shares >= 16 && shares * 5 >= most_of_thread * tasks * 4;
+      const bool tiles_share_lines =
+          pitch % 64 != 0 && pitch < index_type(1024) * tasks && shares * 2 >= tasks;
+      if (tiles.inner > most_of_shared_panel<A> && !(in_y && (are_many || tiles_share_lines))) return false;
     }
     // Chunks, where they go round.
     const index_type units = tiles.count * chunks;
@@ -835,8 +835,7 @@ struct SimdRows {
       launch_long_tiles<operation, Panel>(exec, call, tiles);
       return true;
     }
-    if (call.threads <= most_of_shared_panels && g.rows * (blocks + 1) <= states_of_shared_panels<A>() &&
-        chunks * 2 * tiles.inner <= Plan::partials &&
+    if (g.rows * (blocks + 1) <= states_of_shared_panels<A>() && chunks * 2 * Plan::width <= Plan::partials &&
         (chunks > 1 || in_y ||
          call.can_stage(Plan::partials +
                         ceil_div(tiles.count * blocks, index_type(tasks)) * Plan::block * tiles.inner +
