@@ -8,6 +8,7 @@
 #include <KokkosSoftmax.hpp>
 
 #include <bit>
+#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <thread>
@@ -259,6 +260,30 @@ void check_special() {
   EXPECT_TRUE(std::isnan(difference(std::numeric_limits<Acc>::quiet_NaN())));
   EXPECT_FALSE(
       std::isfinite(difference(infinity_v<Acc>)));  // NaN or +inf: rows with +inf are told apart elsewhere
+}
+// Nor underflow, to 0 or less far, which some processors take a hundred times as long for.
+TEST(Exp, FloatVectorsThatVanishAreNotFormed) {
+  using Ops = SimdOps<float>;
+  if (Ops::width == 1) GTEST_SKIP() << "no vectors";
+  constexpr float smallest = -87.33654475f;
+  for (const float x : {std::nextafter(smallest, -100.0f), -88.0f, -103.9f, -104.1f, -1000.0f, -1e30f,
+                        -largest_v<float>, -infinity_v<float>}) {
+    std::feclearexcept(FE_UNDERFLOW);
+    volatile float argument = x;
+    float of_difference[Ops::width], of_any[Ops::width];
+    Ops::store(of_difference, exp_of_vector_difference<Ops>(typename Ops::Vector(argument)));
+    Ops::store(of_any, exp_of_vector<Ops>(typename Ops::Vector(argument)));
+    // AVX2 multiplies by a power of two of what bits there are, and selects afterwards.
+    EXPECT_FALSE(Ops::scales_by_powers_of_two && std::fetestexcept(FE_UNDERFLOW) != 0) << x;
+    for (int i = 0; i < Ops::width; ++i) {
+      EXPECT_EQ(of_difference[i], 0.0f) << x;
+      EXPECT_EQ(of_any[i], 0.0f) << x;
+    }
+  }
+  // And the smallest normal is one.
+  float least[Ops::width];
+  Ops::store(least, exp_of_vector_difference<Ops>(typename Ops::Vector(smallest)));
+  EXPECT_GE(least[0], std::numeric_limits<float>::min() * 0.999f);
 }
 TEST(Exp, SpecialFloats) {
   check_special<float>();
