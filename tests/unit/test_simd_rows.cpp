@@ -656,9 +656,9 @@ TEST_F(SimdRows, ArraysThatThreadsShareGiveTheBitsOfFewNeighbours) {
         const ManyNeighbours n{1, columns, width, 0, in_place, columns % 2};
         check_many_neighbours<float>(exec, Operation::softmax, n);
         if (width <= 515) check_many_neighbours<double>(exec, Operation::softmax, n);
+        check_many_neighbours<float>(exec, Operation::log_softmax, n);
         if (width <= 100) {
           check_many_neighbours<ks::bhalf_t>(exec, Operation::softmax, n);
-          check_many_neighbours<float>(exec, Operation::log_softmax, n);
           check_many_neighbours<float>(exec, Operation::softmax, n, RiseByColumn());
         }
       }
@@ -666,6 +666,25 @@ TEST_F(SimdRows, ArraysThatThreadsShareGiveTheBitsOfFewNeighbours) {
     check_many_neighbours<float>(exec, Operation::softmax, {2, 514, 100, 0, in_place});
     check_many_neighbours<float>(exec, Operation::softmax, {3, 514, 37, 0, in_place});
     check_many_neighbours<double>(exec, Operation::softmax, {2, 1003, 33, 0, in_place}, RiseByColumn());
+  }
+}
+// Wider ones, and such whose columns share sets of the cache, of which nothing waits where more than two
+// threads share them. (ctest has an entry with five.)
+TEST_F(SimdRows, WideArraysThatThreadsShareGiveTheBitsOfFewNeighbours) {
+  for (const bool in_place : {false, true}) {
+    for (auto operation : {Operation::softmax, Operation::log_softmax}) {
+      for (const std::int64_t width : {512, 1024, 1030, 1500, 2048, 4096, 4097}) {
+        const ManyNeighbours n{1, 300, width, 0, in_place, width % 4};
+        check_many_neighbours<float>(exec, operation, n);
+        if (width <= 1500) check_many_neighbours<double>(exec, operation, n);
+        if (width <= 2048) check_many_neighbours<ks::bhalf_t>(exec, operation, n);
+      }
+      check_many_neighbours<float>(exec, operation, {1, 1000, 512, 0, in_place});
+      check_many_neighbours<float>(exec, operation, {5, 70, 512, 0, in_place});
+      check_many_neighbours<float>(exec, operation, {20, 40, 1024, 0, in_place});
+      check_many_neighbours<float>(exec, operation, {3, 300, 700, 0, in_place});
+      check_many_neighbours<float>(exec, operation, {1, 300, 1024, 0, in_place}, RiseByColumn());
+    }
   }
 }
 // 80 MB: past the caches, where lines of the output are whole, in each tile or not.

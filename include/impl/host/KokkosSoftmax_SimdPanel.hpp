@@ -100,13 +100,42 @@ class SimdPanel : SimdLanes<Problem, operation> {
   using Plan = SimdTilePlan<Acc>;
   static constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
-  /// Whether exponentials wait in y, which then need not be brought to the cache beside them. Not where they
-  /// come from: vectors overlap, and what one has read the next one reads again. Nor past the caches, where y
-  /// would be written twice.
-  static bool keeps_in_y(const Problem& problem, bool stream) {
-    return operation == Operation::softmax && std::is_same_v<Acc, Out> && !stream &&
-           Plan::chunks(problem.geometry.columns) == 1 &&
-           static_cast<const void*>(problem.x) != static_cast<const void*>(problem.y);
+  /// Rows of which exponentials wait beside x and y where threads share them: measured with floats and two
+  /// threads.
+  static constexpr index_type most_beside = 1600 / sizeof(Acc);
+
+  /// What waits for the sums of rows, and where.
+  enum class Waiting {
+    logits,  ///< as they are, in x; of transformed ones, too, where rows are long
+    in_y,    ///< exponentials, in y, which then need not be brought to the cache beside them
+    beside   ///< exponentials or transformed logits, in the stage
+  };
+  static Waiting waiting(const Problem& problem, bool stream) {
+    const RowGeometry& g = problem.geometry;
+    if (Plan::chunks(g.columns) > 1 || of_stage == Kept::nothing) return Waiting::logits;
+    // Past the caches y would be written twice, or x read.
+    if (stream) return Waiting::beside;
+    // Not in y where they come from: vectors overlap, and what one has read the next one reads again.
+    const bool may_be_in_y = of_stage == Kept::exponentials && std::is_same_v<Acc, Out> &&
+                             static_cast<const void*>(problem.x) != static_cast<const void*>(problem.y);
+    const index_type rows = g.x_column_stride;
+    // To form exponentials twice takes less time than to wait for columns of y that share sets of the cache
+    // (1024 x 1024 floats along the first axis, two cores of Zen 5: 61 GB/s, and 33 in y), or for more of the
+    // cache in a single array. Not of 16 bits, which come faster than exponentials are formed.
+    const bool is_wide = rows > most_beside && g.rows == rows;
+    if (identity && std::is_same_v<In, Acc> && (columns_share_sets(rows) || (is_wide && !may_be_in_y)))
+      return Waiting::logits;
+    return may_be_in_y ? Waiting::in_y : Waiting::beside;
+  }
+  /// Whether that takes room of its own in a thread's cache, as do logits that would come from memory twice.
+  /// (Of long rows they do.)
+  static bool needs_cache(const Problem& problem, bool stream) {
+    return Plan::chunks(problem.geometry.columns) == 1 &&
+           (stream || waiting(problem, stream) == Waiting::beside);
+  }
+  /// Whether columns lie in a few sets of the first-level cache, which cannot hold all of a block.
+  static bool columns_share_sets(index_type rows) {
+    return rows * static_cast<index_type>(sizeof(Acc)) % 2048 == 0;
   }
 
   /// What a thread writes it writes through the same `lines`.
@@ -115,7 +144,8 @@ class SimdPanel : SimdLanes<Problem, operation> {
       : problem_(problem),
         columns_(problem.geometry.columns),
         stream_(stream),
-        keeps_in_y_(keeps_in_y(problem, stream)),
+        waiting_(waiting(problem, stream)),
+        copies_(identity && columns_share_sets(tiles.inner)),
         rows_(static_cast<int>(tiles.inner)),
         lines_(lines) {
     const RowGeometry::Row row = problem.geometry.row(tile * tiles.inner);
@@ -135,18 +165,14 @@ class SimdPanel : SimdLanes<Problem, operation> {
   void reduce_blocks(index_type begin, index_type end, Acc* stage, Acc* partials) {
     const index_type first = begin * block, last = std::min(end * block, columns_);
     partials += begin * 2 * rows_;
-    if (writes_staged()) {
+    if (waiting_ != Waiting::logits) {
       reduce<of_stage>(first, last, kept(begin, stage), partials);
     } else {
       reduce<Kept::nothing>(first, last, stage, partials);
     }
   }
-  /// To be called between the two; or join_vectors, by whoever, and take.
-  void join_blocks(const Acc* partials, Acc* scratch) {
-    for (int l = 0; l < rows_; l += w) join_vector(l, rows_, columns_, partials, scratch, max_ + l, sum_ + l);
-    finish();
-  }
-  /// [max of each row, what the last formula takes of each] of the vectors of rows [begin, end) to `results`.
+  /// To be called between the two, and take; or join and finish. [max of each row, what the last formula
+  /// takes of each] of the vectors of rows [begin, end) to `results`.
   static void join_vectors(int begin, int end, int rows, index_type columns, const Acc* partials,
                            Acc* scratch, Acc* results) {
     alignas(64) Acc max[w], sum[w];
@@ -172,8 +198,13 @@ class SimdPanel : SimdLanes<Problem, operation> {
     fetch_ = problem_.x + problem_.geometry.row(tile * tiles.inner).x_offset;
   }
   void write_blocks(index_type begin, index_type end, Acc* stage, const Acc* partials) {
-    if (writes_staged()) {
-      write_staged(begin, end, kept(begin, stage), partials);
+    if (waiting_ != Waiting::logits) {
+      const Acc* const from = kept(begin, stage) - begin * block * rows_;
+      write_of_blocks<of_stage>(begin, end, partials,
+                                [&](index_type at) { return StagedExactly<Acc>{from + at}; });
+    } else if (identity && operation == Operation::softmax && Plan::chunks(columns_) == 1) {
+      write_of_blocks<Kept::nothing>(begin, end, partials,
+                                     [&](index_type at) { return LogitsInMemory<Acc, In>{x_ + at}; });
     } else {
       write_logits(begin * block, std::min(end * block, columns_), stage);
     }
@@ -203,7 +234,7 @@ class SimdPanel : SimdLanes<Problem, operation> {
   }
 
  private:
-  static constexpr int block = Plan::block, most = Plan::most_lanes;
+  static constexpr int block = Plan::block;
   /// Logits are fetched so far ahead, or a block if that is more.
   static constexpr index_type elements_ahead = 16384 / sizeof(In);
   /// Elements that go together, of four vectors.
@@ -215,11 +246,10 @@ class SimdPanel : SimdLanes<Problem, operation> {
   static constexpr Kept of_stage = operation == Operation::softmax ? Kept::exponentials
                                    : identity                      ? Kept::nothing
                                                                    : Kept::logits;
-  bool writes_staged() const { return of_stage != Kept::nothing && Plan::chunks(columns_) == 1; }
   /// Where that is, of the blocks from `begin` on.
   Acc* kept(index_type begin, Acc* stage) const {
     if constexpr (std::is_same_v<Acc, Out>) {
-      if (keeps_in_y_) return y_ + begin * block * rows_;
+      if (waiting_ == Waiting::in_y) return y_ + begin * block * rows_;
     }
     return stage;
   }
@@ -300,41 +330,48 @@ class SimdPanel : SimdLanes<Problem, operation> {
         // A group that is no vector takes some of the one before once more.
         const int last = std::min(first + Plan::group, rows_);
         const int from = std::min(first, last - w);
-        if constexpr (identity) {
-          find_maxima(x, columns, from, last, partials);
-          if (in_pieces_) break;
-          for_each_vector(
-              from, last, [&](int l) __attribute__((always_inline)) {
-                Lanes::template add_block<keep>(ColumnsOfX{x + l, rows_}, stage + l, rows_, columns,
-                                                partials + l, sums + l, next);
-              });
-        } else {
-          constexpr bool in_stage = kept == Kept::logits;
-          Acc* const logits = in_stage ? stage + from : transformed_;
-          const int distance = in_stage ? rows_ : last - from;
+        constexpr bool in_stage = kept == Kept::logits;
+        Acc* const logits = in_stage ? stage + from : logits_;
+        const int distance = in_stage ? rows_ : last - from;
+        if constexpr (!identity) {
           transform(b, columns, from, last, logits, distance, partials);
-          if (in_pieces_) break;
+        } else if (copies_) {
+          find_maxima<true>(x, columns, from, last, partials, logits, distance);
+        } else {
+          find_maxima<false>(x, columns, from, last, partials, nullptr, 0);
+        }
+        if (in_pieces_) break;
+        const auto add = [&](const auto& source_of) __attribute__((always_inline)) {
           for_each_vector(
               from, last, [&](int l) __attribute__((always_inline)) {
-                Lanes::template add_block<keep>(ColumnsOfStage{logits + l - from, distance}, stage + l, rows_,
-                                                columns, partials + l, sums + l, next);
+                Lanes::template add_block<keep>(source_of(l), stage + l, rows_, columns, partials + l,
+                                                sums + l, next);
               });
+        };
+        const auto of_logits = [&](int l) { return ColumnsOfStage{logits + l - from, distance}; };
+        if constexpr (!identity) {
+          add(of_logits);
+        } else if (copies_) {
+          add(of_logits);
+        } else {
+          add([&](int l) { return ColumnsOfX{x + l, rows_}; });
         }
       }
       if (in_pieces_) {
         if constexpr (identity) {
           add_pieces<keep>(x, columns, partials, stage, sums, next);
         } else {
-          add_pieces<keep>(kept == Kept::logits ? stage : transformed_, columns, partials, stage, sums, next);
+          add_pieces<keep>(kept == Kept::logits ? stage : logits_, columns, partials, stage, sums, next);
         }
       }
       if (kept != Kept::nothing) stage += block * rows_;
     }
   }
 
-  /// Of the rows [begin, end).
-  KOKKOSSOFTMAX_HOST_FUNCTION void find_maxima(const In* x, int columns, int begin, int end,
-                                               Acc* maxima) const {
+  /// Of the rows [begin, end); copies their logits, `distance` from column to column.
+  template <bool copies>
+  KOKKOSSOFTMAX_HOST_FUNCTION void find_maxima(const In* x, int columns, int begin, int end, Acc* maxima,
+                                               Acc* copy, int distance) const {
     constexpr int several = 4;
     const auto of_rows = [&]<int vectors>(int l, std::integral_constant<int, vectors>)
         __attribute__((always_inline)) {
@@ -344,8 +381,15 @@ class SimdPanel : SimdLanes<Problem, operation> {
       Vector m[vectors];
       for (int k = 0; k < vectors; ++k) m[k] = Vector(-infinity_v<Acc>);
       const In* p = x + l;
-      for (int c = 0; c < columns; ++c, p += rows_)
-        for (int k = 0; k < vectors; ++k) m[k] = Ops::larger(Ops::load(p + place(k)), m[k]);
+      Acc* to = copies ? copy + (l - begin) : nullptr;
+      for (int c = 0; c < columns; ++c, p += rows_) {
+        for (int k = 0; k < vectors; ++k) {
+          const Vector v = Ops::load(p + place(k));
+          if constexpr (copies) Ops::store(to + place(k), v);
+          m[k] = Ops::larger(v, m[k]);
+        }
+        if constexpr (copies) to += distance;
+      }
       for (int k = 0; k < vectors; ++k) Ops::store(maxima + l + place(k), Lanes::finite(m[k]));
     };
     int l = begin;
@@ -398,26 +442,35 @@ class SimdPanel : SimdLanes<Problem, operation> {
         });
   }
 
-  /// Outputs of what is in `stage`.
-  void write_staged(index_type begin, index_type end, const Acc* stage, const Acc* partials) {
-    for (index_type b = begin; b < end; ++b, stage += block * rows_) {
-      const StagedExactly<Acc> source{stage};
+  /// Outputs of blocks from what was kept of them, or from logits to the same bits; from(element) is where
+  /// that begins.
+  template <Kept kept, class From>
+  void write_of_blocks(index_type begin, index_type end, const Acc* partials, const From& from) {
+    for (index_type b = begin; b < end; ++b) {
       const index_type first = b * block, last = std::min((b + 1) * block, columns_);
-      if constexpr (of_stage == Kept::logits) {
+      const auto source = from(first * rows_);
+      if constexpr (kept == Kept::logits) {
         write(source, first, last, formula_of_logits());
-      } else {
-        const Acc* const max = partials + b * 2 * rows_;
-        for_each_vector(
-            0, rows_, [&](int l) __attribute__((always_inline)) {
-              const Vector factor = exp_of_vector_difference<Ops>(Ops::load(max + l) - Ops::load(max_ + l));
-              Ops::store(repeated_ + l, factor * Ops::load(sum_ + l));
-            });
-        repeat(repeated_);
-        write(
-            source, first, last, [&](const Vector& e, int row) __attribute__((always_inline)) {
-              return e * Ops::load(repeated_ + row);
-            });
+        continue;
       }
+      const Acc* const max = partials + b * 2 * rows_;
+      for_each_vector(
+          0, rows_, [&](int l) __attribute__((always_inline)) {
+            const Vector factor = exp_of_vector_difference<Ops>(Ops::load(max + l) - Ops::load(max_ + l));
+            Ops::store(repeated_ + l, factor * Ops::load(sum_ + l));
+            if constexpr (kept == Kept::nothing) Ops::store(max_of_block_ + l, Ops::load(max + l));
+          });
+      repeat(repeated_);
+      if constexpr (kept == Kept::nothing) repeat(max_of_block_);
+      write(
+          source, first, last, [&](const Vector& v, int row) __attribute__((always_inline)) {
+            if constexpr (kept == Kept::nothing) {
+              return exp_of_vector_difference<Ops>(v - Ops::load(max_of_block_ + row)) *
+                     Ops::load(repeated_ + row);
+            } else {
+              return v * Ops::load(repeated_ + row);
+            }
+          });
     }
   }
 
@@ -504,18 +557,23 @@ class SimdPanel : SimdLanes<Problem, operation> {
   const In* x_;
   Out* y_;
   index_type columns_;
-  bool stream_, keeps_in_y_, in_pieces_;
+  bool stream_;
+  Waiting waiting_;
+  bool copies_;  ///< the logits of a block, so that they are read once from columns that share sets
+  bool in_pieces_;
   const In* fetch_ = nullptr;  ///< what is fetched next beside what is written
   int rows_;
   PanelLines<Acc, Out>& lines_;
+  static constexpr int most = most_rows_of_panel<Acc, identity>;
   alignas(64) Acc max_[most + step], sum_[most + step];  ///< of each row; sum_: what the last formula takes
   alignas(64) Acc repeated_[most + step];
+  alignas(64) Acc max_of_block_[identity && operation == Operation::softmax ? most + step : 1];
   static constexpr int most_in_pieces = 5 * w;
   static_assert((most_in_pieces / w + 1) * w * 5 <= most_in_pieces * 6);
   alignas(64) Acc sums_of_piece_[4 * most_in_pieces + w];
   alignas(index_type) unsigned char row_objects_[identity ? 1 : bytes_of_row_objects];
-  alignas(64) Acc
-      transformed_[identity ? 1 : block * Plan::group];  ///< logits of a block and a group of rows
+  /// Logits of a block and a group of rows: transformed, or copied.
+  alignas(64) Acc logits_[block * Plan::group];
 };
 
 }  // namespace KokkosSoftmax::impl

@@ -178,10 +178,6 @@ struct SimdRows {
   template <class Problem>
   using State = CompensatedMaxSum<typename Problem::Acc>;
 
-  /// Rows of a panel that threads share and whose exponentials wait beside x and y: measured with float and
-  /// two threads; what panels are shared besides, with two threads of Zen 5 and 2 to 16 of a Xeon.
-  template <class A>
-  static constexpr index_type most_of_shared_panel = 1600 / sizeof(A);
   /// Maxima, and sums, of blocks of panels that are shared: of panels that fit the cache.
   template <class A>
   static index_type states_of_shared_panels() {
@@ -728,21 +724,26 @@ struct SimdRows {
     SimdTiles tiles;
     int tasks;
 
-    /// A panel's partial results and exponentials.
-    static bool fit(const Call<Problem>& call, const SimdTiles& tiles) {
+    /// Room for what waits of a panel, before its partial results.
+    index_type waiting() const {
+      const bool waits = SimdPanel<Problem, operation>::needs_cache(call.problem, call.stream);
+      return waits ? Plan::blocks(call.problem.geometry.columns) * Plan::block * tiles.inner : 0;
+    }
+    bool fits() const {
       const index_type blocks = Plan::blocks(call.problem.geometry.columns);
-      return call.can_stage(blocks * (2 + Plan::block) * tiles.inner + 2 * Plan::width);
+      return call.can_stage(waiting() + blocks * 2 * tiles.inner + 2 * Plan::width);
     }
 
     void operator()(int task) const {
-      const index_type blocks = Plan::blocks(call.problem.geometry.columns);
+      const index_type blocks = Plan::blocks(call.problem.geometry.columns), distance = 2 * tiles.inner;
       const index_type begin = share(tiles.count, task, tasks), end = share(tiles.count, task + 1, tasks);
-      A *const stage = call.stage(task), *const partials = stage + blocks * Plan::block * tiles.inner;
+      A *const stage = call.stage(task), *const partials = stage + waiting();
       PanelLines<A, typename Problem::Out> lines;
       for (index_type t = begin; t < end; ++t) {
         SimdPanel<Problem, operation> panel(call.problem, tiles, t, call.stream, lines);
         panel.reduce_blocks(0, blocks, stage, partials);
-        panel.join_blocks(partials, nullptr);
+        panel.join(partials, blocks, distance);
+        panel.finish();
         if (call.stream && t + 1 < end) panel.fetch_beside(tiles, t + 1);
         panel.write_blocks(0, blocks, stage, partials);
       }
@@ -772,17 +773,16 @@ struct SimdRows {
         return partials(tiles.count) + Plan::width + t * 2 * tiles.inner;
       };
       const int rows = static_cast<int>(tiles.inner);
-      const index_type units = step == PanelStep::join ? ceil_div(rows, Plan::width) : blocks;
-      const index_type begin = share(tiles.count * units, task, tasks),
-                       end = share(tiles.count * units, task + 1, tasks);
-      A* stage = scratch + Plan::partials;
-      PanelLines<A, typename Problem::Out> lines;
-      for (index_type unit = begin; unit < end;) {
-        const index_type t = unit / units, first = unit - t * units, last = std::min(units, end - t * units);
-        if constexpr (step == PanelStep::join) {
-          Panel::join_vectors(static_cast<int>(first), static_cast<int>(last), rows, columns, partials(t),
-                              scratch, results(t));
-        } else {
+      if constexpr (step == PanelStep::join) {
+        for_each_panel(task, ceil_div(rows, Plan::width),
+                       [&](index_type t, index_type first, index_type last) {
+                         Panel::join_vectors(static_cast<int>(first), static_cast<int>(last), rows, columns,
+                                             partials(t), scratch, results(t));
+                       });
+      } else {
+        A* stage = scratch + Plan::partials;
+        PanelLines<A, typename Problem::Out> lines;
+        for_each_panel(task, blocks, [&](index_type t, index_type first, index_type last) {
           Panel panel(call.problem, tiles, t, call.stream, lines);
           if constexpr (step == PanelStep::write) {
             panel.take(results(t));
@@ -791,43 +791,85 @@ struct SimdRows {
             panel.reduce_blocks(first, last, stage, partials(t));
           }
           if (Plan::chunks(columns) == 1) stage += (last - first) * Plan::block * rows;
-        }
+        });
+        lines.finish();
+        finish_streaming(call.stream);
+      }
+    }
+
+   private:
+    /// use(panel, first unit, last) for what of all panels' units is a task's.
+    template <class Use>
+    void for_each_panel(int task, index_type units, const Use& use) const {
+      const index_type end = share(tiles.count * units, task + 1, tasks);
+      for (index_type unit = share(tiles.count * units, task, tasks); unit < end;) {
+        const index_type t = unit / units, first = unit - t * units, last = std::min(units, end - t * units);
+        use(t, first, last);
         unit += last - first;
       }
-      lines.finish();
-      finish_streaming(call.stream);
     }
   };
+
+  /// Whether panels of rows that are one chunk have an advantage over tiles. Where columns share sets of the
+  /// first-level cache, exponentials would not stay in it; to form them twice pays where more than two
+  /// threads would wait for tiles. (Floats along the first axis, tiles and this, GB/s: two cores of Zen 5,
+  /// 1024 x 1024 72 and 62, 2048 x 512 71 and 62; a Xeon, 4 threads 30 and 47, 23 and 46, 16 threads 73 to
+  /// 102 and 121 to 128, 76 to 111 and 126 to 129; in place, 4 threads, 1000 x 1000 17 and 49, 500 x 500 14
+  /// and 38.)
+  template <Operation operation, class Problem>
+  static bool panels_pay(const Call<Problem>& call, const SimdTiles& tiles, int tasks) {
+    using Panel = SimdPanel<Problem, operation>;
+    const bool share_sets = Panel::columns_share_sets(tiles.inner);
+    if (tasks <= 2) {
+      const bool forms_twice = operation == Operation::softmax &&
+                               Panel::waiting(call.problem, call.stream) == Panel::Waiting::logits;
+      if (forms_twice || share_sets) return false;
+    }
+    if (share_sets && !Panel::identity) return false;
+    return !Panel::needs_cache(call.problem, call.stream) ||
+           tiles.inner * static_cast<index_type>(sizeof(Acc<Problem>)) % 1024 != 0;
+  }
+
+  /// Whether threads better share such panels than take tiles. Room for all exponentials beside x and y does
+  /// not pay where panels are wide, nor do their places in y where they are few or threads would wait for
+  /// each other; but tiles would be written by threads that wait for each other's lines, if these belong to
+  /// two of them and there is little between. (Measured with floats, two threads of Zen 5 and 2 to 16 of a
+  /// Xeon.)
+  template <Operation operation, class Problem>
+  static bool sharing_pays(const Call<Problem>& call, const SimdTiles& tiles, int tasks) {
+    using Panel = SimdPanel<Problem, operation>;
+    const RowGeometry& g = call.problem.geometry;
+    if (tiles.inner <= Panel::most_beside) return true;
+    if (Panel::needs_cache(call.problem, call.stream)) return false;
+    const index_type shares = tiles.count * SimdTilePlan<Acc<Problem>>::blocks(g.columns);
+    const index_type threads = call.tasks(g.rows * g.columns);
+    if (shares >= (threads <= 2 ? 16 : 8) && shares * 5 >= ceil_div(shares, threads) * threads * 4)
+      return true;
+    const index_type pitch = tiles.inner * static_cast<index_type>(sizeof(Acc<Problem>));
+    return Panel::waiting(call.problem, call.stream) == Panel::Waiting::in_y && pitch % 64 != 0 &&
+           pitch < index_type(1024) * tasks && shares * 2 >= tasks;
+  }
 
   /// Whether there were panels.
   template <Operation operation, class Exec, class Problem>
   static bool run_panels(const Exec& exec, const Call<Problem>& call) {
     using A = Acc<Problem>;
     using Plan = SimdTilePlan<A>;
+    using Panel = SimdPanel<Problem, operation>;
     const RowGeometry& g = call.problem.geometry;
     const SimdTiles tiles = SimdTiles::panels(call.problem);
     if (tiles.count == 0) return false;
     const index_type chunks = Plan::chunks(g.columns), blocks = Plan::blocks(g.columns);
-    using Panel = SimdPanel<Problem, operation>;
-    using Whole = WholePanels<operation, Problem>;
-    const int tasks = call.tasks(tiles.count * blocks);
-    const bool in_y = Panel::keeps_in_y(call.problem, call.stream);
+    const index_type shares = tiles.count * blocks;
+    const int tasks = call.tasks(shares);
     if (chunks == 1) {
-      // Exponentials of columns that share a few sets of the first-level cache would not stay in it.
-      if (tiles.inner * static_cast<index_type>(sizeof(A)) % (in_y ? 2048 : 1024) == 0) return false;
-      if ((tiles.count >= index_type(4) * tasks || tiles.count % tasks == 0) && Whole::fit(call, tiles)) {
-        launch_tasks(exec, call.label, tasks, Whole{call, tiles, tasks});
+      if (!panels_pay<operation>(call, tiles, tasks)) return false;
+      const WholePanels<operation, Problem> whole{call, tiles, tasks};
+      if ((tiles.count >= index_type(4) * tasks || tiles.count % tasks == 0) && whole.fits()) {
+        launch_tasks(exec, call.label, tasks, whole);
         return true;
       }
-      // Scratch of all blocks does not pay where tiles are wide, nor do their places in y where they are few
-      // or threads would wait for each other; but tiles would be written by threads that wait for each
-      // other's lines, if these belong to two of them and there is little between.
-      const index_type shares = tiles.count * blocks, most_of_thread = ceil_div(shares, index_type(tasks));
-      const index_type pitch = tiles.inner * static_cast<index_type>(sizeof(A));
-      const bool are_many = shares >= 16 && shares * 5 >= most_of_thread * tasks * 4;
-      const bool tiles_share_lines =
-          pitch % 64 != 0 && pitch < index_type(1024) * tasks && shares * 2 >= tasks;
-      if (tiles.inner > most_of_shared_panel<A> && !(in_y && (are_many || tiles_share_lines))) return false;
+      if (!sharing_pays<operation>(call, tiles, tasks)) return false;
     }
     // Chunks, where they go round.
     const index_type units = tiles.count * chunks;
@@ -836,9 +878,8 @@ struct SimdRows {
       return true;
     }
     if (g.rows * (blocks + 1) <= states_of_shared_panels<A>() && chunks * 2 * Plan::width <= Plan::partials &&
-        (chunks > 1 || in_y ||
-         call.can_stage(Plan::partials +
-                        ceil_div(tiles.count * blocks, index_type(tasks)) * Plan::block * tiles.inner +
+        (!Panel::needs_cache(call.problem, call.stream) ||
+         call.can_stage(Plan::partials + ceil_div(shares, index_type(tasks)) * Plan::block * tiles.inner +
                         Plan::width))) {
       launch_steps(exec, call.label, tasks,
                    SharedPanels<operation, PanelStep::reduce, Problem>{call, tiles, tasks},

@@ -70,6 +70,10 @@ index_type most_lanes_of(const Problem& problem) {
   }
 }
 
+/// Rows that an array may have which is read and written as it lies there.
+template <class Acc, bool identity>
+inline constexpr int most_rows_of_panel = (identity ? 4 : 1) * SimdTilePlan<Acc>::most_lanes;
+
 /// How the rows are grouped into tiles.
 struct SimdTiles {
   bool wide;         ///< the rows of a tile are neighbours in x and y, and enough of them to fill vectors
@@ -96,7 +100,11 @@ struct SimdTiles {
     if (fastest < 0 || g.x_stride[fastest] != 1 || g.y_stride[fastest] != 1) return tiles;
     tiles.inner = g.extent[fastest];
     if (g.x_column_stride != tiles.inner || g.y_column_stride != tiles.inner) return tiles;
-    if (tiles.inner < std::max(Plan::width, Plan::fewest_of_dense) || tiles.inner > most_lanes_of(problem) ||
+    constexpr bool identity = std::is_same_v<typename Problem::Transform, BoundIdentity>;
+    const index_type most = Plan::chunks(g.columns) == 1 && identity
+                                ? index_type(most_rows_of_panel<typename Problem::Acc, true>)
+                                : most_lanes_of(problem);
+    if (tiles.inner < std::max(Plan::width, Plan::fewest_of_dense) || tiles.inner > most ||
         g.columns * tiles.inner < Plan::group * 4)
       return tiles;
     tiles.lanes = static_cast<int>(tiles.inner);
