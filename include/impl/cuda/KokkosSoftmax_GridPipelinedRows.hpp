@@ -124,6 +124,17 @@ struct GridPipelinedShape {
   static constexpr int parked_vectors = ReductionPlan::usual_slice_bytes / copy_alignment / finishing_threads;
   /// A thread's registers then: in all as many as launch bounds give to these threads.
   static constexpr int publisher_registers = 64, finisher_registers = 136, other_registers = 80;
+  /// The same where publishers hold their shares; and how many parts of a share these are, and how many of
+  /// them go through the transform at once. (One H200, ms of 4096 x 65536 bfloat16 with a chain that is known
+  /// at run time - a factor, GELU, a bias for all rows, that and GELU -, in two passes over the slot by two
+  /// groups with 72 registers a thread, which compilers spilled: 0.66, 0.99, 0.98, 1.33. Held, with two parts
+  /// at once 0.62, 0.71, 0.93, 1.13, with four 0.55, 0.68, 0.77, 0.94, with all eight 0.81, 1.00, 0.89, 1.09;
+  /// with 136 and 72 registers 0.76, 0.96, 1.01, 1.22, with 168, 40 and 64 0.54, 0.64, 0.73, 0.94, but
+  /// log_softmax with a factor, whose finishers transform, 0.72 for 0.64; a share held by two warps of 88
+  /// registers 0.64, 0.76, 0.87, 0.99.)
+  static constexpr int holder_registers = 152, finisher_registers_beside_holders = 56,
+                       other_registers_beside_holders = 64;
+  static constexpr int parts_held = 8, parts_at_once = 4;
   /// Cycles of a finisher's thread from a vector that it writes to y to the next one, and before it parks a
   /// slice: a row's result is there for all blocks at once, and where they write as fast as they can, copies
   /// to slots wait for that. Of a multiprocessor's slices one takes about 4000 cycles. (One H200, fractions
@@ -251,6 +262,11 @@ struct GridPipelinedShape {
 static_assert((GridPipelinedShape::publisher_registers + GridPipelinedShape::finisher_registers) *
                       GridPipelinedShape::finishing_threads +
                   GridPipelinedShape::other_registers * 4 * 32 <=
+              65536 / GridPipelinedShape::threads(1) / 8 * 8 * GridPipelinedShape::threads(1));
+
+static_assert((GridPipelinedShape::holder_registers + GridPipelinedShape::finisher_registers_beside_holders) *
+                      GridPipelinedShape::finishing_threads +
+                  GridPipelinedShape::other_registers_beside_holders * 4 * 32 <=
               65536 / GridPipelinedShape::threads(1) / 8 * 8 * GridPipelinedShape::threads(1));
 
 enum class SliceUse : int {
@@ -758,6 +774,9 @@ struct GridPipelinedBlock {
   /// becomes -inf in the slot while its logits are still pairs, and stays that, whatever is done to it.
   static constexpr bool masks_in_slot = Part::unpacked && is_masked_product<Transform>;
   static constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
+  /// Whether a publisher has all logits of its share in registers, so that a transform that is long is gone
+  /// through once.
+  static constexpr bool holds_shares = Part::unpacked && transforms_held_logits<typename Transform::Row>;
 
   const Problem& problem;
   const GridPipelinedShape& shape;
@@ -1212,6 +1231,28 @@ struct GridPipelinedBlock {
     if (lane == 0) mbarrier_arrive(&ring[at.slot].written);
   }
 
+  /// Writes what a lane has of a part to the slot, `left` columns before the slice's end: value_of(i) for
+  /// each step, of 16 bits a pair. `single`: not in pairs, for these lie across words.
+  template <bool whole, class ValueOf>
+  __device__ __forceinline__ static void write_part(In* part, int left, bool single,
+                                                    const ValueOf& value_of) {
+#pragma unroll
+    for (int i = 0; i < Part::steps; ++i) {
+      const int column = i * Part::stride;
+      if constexpr (Part::unit == 1) {
+        if (whole || column < left) part[column] = value_of(i);
+      } else if (!single && (whole || column + 1 < left)) {
+        *reinterpret_cast<unsigned*>(part + column) = value_of(i);
+      } else {
+        // (A half or bfloat16 would be taken apart into its bytes.)
+        auto* const to = reinterpret_cast<unsigned short*>(part + column);
+        const unsigned pair = value_of(i);
+        if (whole || column < left) to[0] = static_cast<unsigned short>(pair);
+        if (whole || column + 1 < left) to[1] = static_cast<unsigned short>(pair >> 16);
+      }
+    }
+  }
+
   /// The (max, sum) of a warp's share. Two loops over the slot, not unrolled to its end: instructions that
   /// are not at hand are waited for. `mask`: what is applied in the slot before `transform`, or nothing.
   template <bool single, class TransformRow, class Mask>
@@ -1226,22 +1267,8 @@ struct GridPipelinedBlock {
     const int left = columns - first;
     In* const from = slice + first;
     const auto write = [&](int begin, auto whole, const auto& value_of) {
-#pragma unroll
-      for (int i = 0; i < Part::steps; ++i) {
-        const int column = begin + i * Part::stride;
-        if constexpr (Part::unit == 1) {
-          if (decltype(whole)::value || column < left) from[column] = value_of(i);
-        } else if (!single && !(may_be_single && is_single) &&
-                   (decltype(whole)::value || column + 1 < left)) {
-          *reinterpret_cast<unsigned*>(from + column) = value_of(i);
-        } else {
-          // (A half or bfloat16 would be taken apart into its bytes.)
-          auto* const to = reinterpret_cast<unsigned short*>(from + column);
-          const unsigned pair = value_of(i);
-          if (decltype(whole)::value || column < left) to[0] = static_cast<unsigned short>(pair);
-          if (decltype(whole)::value || column + 1 < left) to[1] = static_cast<unsigned short>(pair >> 16);
-        }
-      }
+      write_part<decltype(whole)::value>(from + begin, left - begin, single || (may_be_single && is_single),
+                                         value_of);
     };
     // use(part, first column, whether it is whole) for the parts of the slice, some at once: one alone would
     // be waited for. But of 16 bits with a transform two would be more instructions than are at hand, where
@@ -1416,6 +1443,86 @@ struct GridPipelinedBlock {
     return Part::share(max, sum.of_warp());
   }
 
+  /// The same where a share is held. The ninth part of the largest slices is transformed twice.
+  template <class TransformRow>
+  __device__ __forceinline__ PartialSoftmax<Acc> reduce_in_registers(const SliceInSlot<Problem>& in,
+                                                                     In* slice, int warp,
+                                                                     const TransformRow& transform,
+                                                                     bool single) const {
+    constexpr int at_once = GridPipelinedShape::parts_at_once,
+                  turns = GridPipelinedShape::parts_held / at_once;
+    static_assert(at_once * turns + 1 >= ReductionPlan::most_parts);
+    const int first = Part::first_column(warp, lane);
+    const int left = in.columns - first;
+    const int to_end = in.columns - static_cast<int>(Part::columns_together) * warp;  // of this share
+    const index_type first_column = in.first_column + first;
+    In* const from = slice + first;
+    constexpr int columns_at_once = at_once * Part::columns, ninth = turns * columns_at_once;
+    const auto load = [&]<bool whole, int parts>(std::bool_constant<whole>, Part(&part)[parts], int begin) {
+      Part::template load_at_once<whole, true>(part, from + begin, left - begin, single, transform,
+                                               first_column + begin);
+    };
+
+    auto maximum = Part::Maximum::none();
+    if (to_end > ninth) {
+      Part part[1];
+      load(std::false_type{}, part, ninth);
+      maximum.join(part[0]);
+    }
+    Part held[turns][at_once];
+#pragma unroll 1
+    for (int turn = 0; turn < turns; ++turn) {
+      // Registers have no index: what came before makes room at the front.
+#pragma unroll
+      for (int i = turns - 1; i > 0; --i) {
+#pragma unroll
+        for (int k = 0; k < at_once; ++k) held[i][k] = held[i - 1][k];
+      }
+      const int begin = turn * columns_at_once;
+      if (begin >= to_end) {
+#pragma unroll
+        for (Part& part : held[0]) {
+#pragma unroll
+          for (Acc& logit : part.held) logit = -infinity_v<Acc>;
+        }
+      } else if (begin + columns_at_once <= in.columns) {
+        load(std::true_type{}, held[0], begin);
+      } else {
+        load(std::false_type{}, held[0], begin);
+      }
+#pragma unroll
+      for (const Part& part : held[0]) maximum.join(part);
+    }
+    const Acc max = maximum.of_warp();
+
+    const auto exponential = Part::exponential_below(max);
+    const bool writes_exponentials =
+        has_exponentials && in.use == SliceUse::hold && keeps_exponentials(problem.operation, shape);
+    auto sum = ShareSum<Acc>::none();
+    const auto add = [&](Part& part, int begin) {
+      if (exponential.subtracts_first()) part.subtract(exponential.subtracted);
+      Acc e[Part::count];
+      part.template add_to<true>(sum, exponential, [&](int i, Acc value) { e[i] = value; });
+      if constexpr (has_exponentials) {
+        if (!writes_exponentials) return;
+        write_part<false>(from + begin, left - begin, single,
+                          [&](int i) { return PackedExponentials::of(e[2 * i], e[2 * i + 1]); });
+      }
+    };
+#pragma unroll
+    for (int turn = 0; turn < turns; ++turn) {
+#pragma unroll
+      for (int k = 0; k < at_once; ++k)
+        add(held[turns - 1 - turn][k], turn * columns_at_once + k * Part::columns);
+    }
+    if (to_end > ninth) {
+      Part part[1];
+      load(std::false_type{}, part, ninth);
+      add(part[0], ninth);
+    }
+    return Part::share(max, sum.of_warp());
+  }
+
   /// Whether a transform of pairs can be applied without looking for logits of -inf, and once more with if
   /// the maximum is NaN then.
   template <class TransformRow>
@@ -1434,10 +1541,14 @@ struct GridPipelinedBlock {
             const auto reduce = [&](const auto& rest, const auto& mask) __attribute__((always_inline)) {
               const bool single = !Part::takes_units(slice, transform, in.first_column);
               constexpr bool may_be_single = transforms_held_logits<typename Transform::Row>;
-              const PartialSoftmax<Acc> found =
-                  may_be_single || !single
-                      ? reduce_in_slot<false>(in, slice, warp, rest, mask, single)
-                      : reduce_in_slot<!may_be_single>(in, slice, warp, rest, mask, single);
+              PartialSoftmax<Acc> found;
+              if constexpr (holds_shares) {
+                found = reduce_in_registers(in, slice, warp, rest, single);
+              } else {
+                found = may_be_single || !single
+                            ? reduce_in_slot<false>(in, slice, warp, rest, mask, single)
+                            : reduce_in_slot<!may_be_single>(in, slice, warp, rest, mask, single);
+              }
               if (lane == 0) ring[at.slot].of_warp[warp] = found;
             };
             if constexpr (masks_in_slot) {
@@ -1660,6 +1771,7 @@ struct GridPipelinedBlock {
 template <class Problem, RingFor kind>
 inline constexpr int groups_of_publishers = [] {
   using Transform = typename Problem::Transform;
+  if (GridPipelinedBlock<Problem>::holds_shares) return 1;
   if (sizeof(typename Problem::In) == 2) return 2;
   const bool fits = sizeof(typename Problem::In) == 4 && kind != RingFor::parked_slices;
   return fits && (operands_of<Transform> == 0 || is_masked_product<Transform>) ? 2 : 1;
@@ -1679,7 +1791,7 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   extern __shared__ __align__(128) char grid_pipelined_slots[];
   __shared__ std::uint32_t shared_epoch;
   using OfBlock = GridPipelinedBlock<Problem, kind>;
-  constexpr bool parks = OfBlock::parks;
+  constexpr bool parks = OfBlock::parks, holds_shares = OfBlock::holds_shares && has_setmaxnreg;
   constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
   auto* const ring =
       reinterpret_cast<GridPipelinedSlot<Problem>*>(grid_pipelined_slots + shape.bytes_of_slots());
@@ -1718,21 +1830,24 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   workspace.clear_before_first_epoch(block.epoch);
   if (warp < publishers) {
     if constexpr (parks) setmaxnreg_dec<GridPipelinedShape::publisher_registers>();
+    if constexpr (holds_shares) setmaxnreg_inc<GridPipelinedShape::holder_registers>();
     block.publish(warp / warps_of_group, shape.parties, warp % warps_of_group);
     return;
   }
   if (warp < publishers + warps_of_group) {
+    if constexpr (holds_shares) setmaxnreg_dec<GridPipelinedShape::finisher_registers_beside_holders>();
     if constexpr (parks) {
       setmaxnreg_inc<GridPipelinedShape::finisher_registers>();
       block.park_and_finish(warp - publishers);
     } else if (finishes) {
       block.finish(warp - publishers);
-    } else {
+    } else if constexpr (!OfBlock::holds_shares) {
       block.publish(groups, shape.parties, warp - publishers);
     }
     return;
   }
   if constexpr (parks) setmaxnreg_dec<GridPipelinedShape::other_registers>();
+  if constexpr (holds_shares) setmaxnreg_dec<GridPipelinedShape::other_registers_beside_holders>();
   if (warp == publishers + warps_of_group) {
     if (produces) {
       if constexpr (parks) {
@@ -1796,9 +1911,10 @@ struct GridPipelinedRows {
     const bool has_whole_lines = begins_with_lines(problem);
     GridPipelinedShape shape = shape_of(problem, plan, has_whole_lines);
     constexpr int known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
-    // The finishers publish, too, where there is nothing to finish.
-    shape.parties = groups_of_publishers<Problem, RingFor::any_rows> +
-                    (problem.operation == Operation::logsumexp ? 1 : 0);
+    // The finishers publish, too, where there is nothing to finish, unless they are without registers for it.
+    shape.parties =
+        groups_of_publishers<Problem, RingFor::any_rows> +
+        (problem.operation == Operation::logsumexp && !GridPipelinedBlock<Problem>::holds_shares ? 1 : 0);
     const int slot_bytes = shape.slot_bytes + known_bytes;
     shape.slots = std::min({slots, device.shared_bytes / slot_bytes, GridPipelinedShape::most_slots});
     const auto capacity = [&] { return static_cast<index_type>(device.multiprocessors) * shape.slots; };
