@@ -1109,13 +1109,14 @@ concept transforms_held_logits = requires {
   RowStage::transforms_held_logits;
 };
 
-/// A single vector.
+/// A single vector, or some, so many columns from each to the next.
 struct HeldNeighbours {
   static constexpr bool vectors_are_whole = true;
   index_type origin;
+  int distance = 0;
   KOKKOS_FORCEINLINE_FUNCTION static constexpr bool skips(int) { return false; }
-  KOKKOS_FORCEINLINE_FUNCTION static constexpr int offset(int) { return 0; }
-  KOKKOS_FORCEINLINE_FUNCTION static constexpr int offset(int, int i) { return i; }
+  KOKKOS_FORCEINLINE_FUNCTION int offset(int v) const { return v * distance; }
+  KOKKOS_FORCEINLINE_FUNCTION int offset(int v, int i) const { return v * distance + i; }
   KOKKOS_FORCEINLINE_FUNCTION HeldNeighbours anew() const { return *this; }
 };
 

@@ -6,7 +6,9 @@
 /// on each multiprocessor; slices of rows are handed out in the order of memory by a ticket, so that a slower
 /// multiprocessor takes fewer. In a block
 ///   a producer    takes a ticket when a slot of the ring in shared memory is free, and starts its bulk copy;
-///   publishers    (8 warps, or 16 that take turns) reduce a slice to a (max, sum) for each of 8 shares;
+///   publishers    (8 warps, or 16 that take turns) reduce a slice to a (max, sum) for each of 8 shares, in
+///   two
+///                 passes, or, where a transform of 16 bits is long, with all of a share in registers;
 ///   an announcer  (1 warp) joins these, one word in global memory, and of long rows runs of slices, too;
 ///   a collector   (1 warp) waits for the words of a slot's row and joins them;
 ///   finishers     (8 warps) turn the slot's slice into exp(x - max) / sum, in place;
@@ -126,13 +128,13 @@ struct GridPipelinedShape {
   static constexpr int publisher_registers = 64, finisher_registers = 136, other_registers = 80;
   /// The same where publishers hold their shares; and how many parts of a share these are, and how many of
   /// them go through the transform at once. (One H200, ms of 4096 x 65536 bfloat16 with a chain that is known
-  /// at run time - a factor, GELU, a bias for all rows, that and GELU -, in two passes over the slot by two
-  /// groups with 72 registers a thread, which compilers spilled: 0.66, 0.99, 0.98, 1.33. Held, with two parts
-  /// at once 0.62, 0.71, 0.93, 1.13, with four 0.55, 0.68, 0.77, 0.94, with all eight 0.81, 1.00, 0.89, 1.09;
-  /// with 136 and 72 registers 0.76, 0.96, 1.01, 1.22, with 168, 40 and 64 0.54, 0.64, 0.73, 0.94, but
-  /// log_softmax with a factor, whose finishers transform, 0.72 for 0.64; a share held by two warps of 88
-  /// registers 0.64, 0.76, 0.87, 0.99.)
-  static constexpr int holder_registers = 152, finisher_registers_beside_holders = 56,
+  /// at run time - a factor, GELU, a bias for all rows, that and GELU. In two passes over the slot by two
+  /// groups of 72 registers, which is too few for it, 0.66, 0.99, 0.98, 1.33; a share held by two warps of 88
+  /// registers 0.64, 0.76, 0.87, 0.99; by one of 152, with 56 for finishers, two parts at once 0.62, 0.71,
+  /// 0.93, 1.13, four 0.54, 0.66, 0.76, 0.93, all eight 0.81, 1.00, 0.89, 1.09. log_softmax, whose finishers
+  /// transform once more, 0.63, 0.92, 1.20, 1.30; with these registers 0.57, 0.81, 1.11, 1.28, and softmax
+  /// 0.54, 0.65, 0.81, 0.99; with 136 and 72 0.57, 0.81, 1.11, 1.56, and 0.55, 0.66, 0.82, 1.00.)
+  static constexpr int holder_registers = 144, finisher_registers_beside_holders = 64,
                        other_registers_beside_holders = 64;
   static constexpr int parts_held = 8, parts_at_once = 4;
   /// Cycles of a finisher's thread from a vector that it writes to y to the next one, and before it parks a
@@ -453,11 +455,12 @@ struct SliceWriter {
         return value;
       };
       write<Logits>(
-          [&](int column, Acc(&value)[width]) {
-            transform.template transform_held<width>(value, HeldNeighbours{first_column + column});
+          [&]<int count>(int column, Acc(&value)[count]) {
+            transform.template transform_held<width>(value,
+                                                     HeldNeighbours{first_column + column, threads * width});
             row.with_output([&](const auto& output_of) {
 #pragma unroll
-              for (int j = 0; j < width; ++j) value[j] = output_of(value[j]);
+              for (Acc& v : value) v = output_of(v);
             });
           },
           output, [&](int) { return output; }, release);
@@ -620,32 +623,40 @@ struct SliceWriter {
     InVector* const from = reinterpret_cast<InVector*>(x() + first);
     OutVector* const to =
         through_slot ? reinterpret_cast<OutVector*>(from) : reinterpret_cast<OutVector*>(slice.y + first);
-    const auto out_of = [&](int at, const InVector& held) {
-      Acc value[width];
+    // (What takes several vectors looks up what to do once for all of them.)
+    const auto out_of = [&]<int count>(int at, const InVector(&held)[count]) {
+      Acc value[count * width];
 #pragma unroll
-      for (int j = 0; j < width; ++j) value[j] = held.template element<Pair>(j);
+      for (int j = 0; j < count * width; ++j) value[j] = held[j / width].template element<Pair>(j % width);
       vector_output(first + at * width, value);
-      const OutVector out = rounded<OutVector>(value);
-      if constexpr (through_slot) {
-        to[at] = out;
-      } else {
-        store_streaming(to + at, out);
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        Acc of_vector[width];
+#pragma unroll
+        for (int j = 0; j < width; ++j) of_vector[j] = value[i * width + j];
+        const OutVector out = rounded<OutVector>(of_vector);
+        if constexpr (through_slot) {
+          to[at + i * threads] = out;
+        } else {
+          store_streaming(to + at + i * threads, out);
+        }
       }
     };
     constexpr int at_once = Part::unit == 2 && Part::has_transform ? 2 : 4;
+    constexpr int together = std::is_invocable_v<VectorOutput, int, Acc(&)[at_once * width]> ? at_once : 1;
     int at = thread();
 #pragma unroll 1
     for (; at + (at_once - 1) * threads < vectors; at += at_once * threads) {
-      InVector held[at_once];
+      InVector held[at_once / together][together];
 #pragma unroll
-      for (int i = 0; i < at_once; ++i) held[i] = from[at + i * threads];
+      for (int i = 0; i < at_once; ++i) held[i / together][i % together] = from[at + i * threads];
 #pragma unroll
-      for (int i = 0; i < at_once; ++i) out_of(at + i * threads, held[i]);
+      for (int i = 0; i < at_once; i += together) out_of(at + i * threads, held[i / together]);
     }
-    InVector held[at_once - 1];
+    InVector held[at_once - 1][1];
 #pragma unroll
     for (int i = 0; i < at_once - 1; ++i) {
-      if (at + i * threads < vectors) held[i] = from[at + i * threads];
+      if (at + i * threads < vectors) held[i][0] = from[at + i * threads];
     }
 #pragma unroll
     for (int i = 0; i < at_once - 1; ++i) {
