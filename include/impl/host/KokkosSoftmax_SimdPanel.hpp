@@ -381,7 +381,7 @@ class SimdPanel : SimdLanes<Problem, operation> {
       Vector m[vectors];
       for (int k = 0; k < vectors; ++k) m[k] = Vector(-infinity_v<Acc>);
       const In* p = x + l;
-      Acc* to = copies ? copy + (l - begin) : nullptr;
+      [[maybe_unused]] Acc* to = copies ? copy + (l - begin) : nullptr;
       for (int c = 0; c < columns; ++c, p += rows_) {
         for (int k = 0; k < vectors; ++k) {
           const Vector v = Ops::load(p + place(k));
