@@ -7,8 +7,7 @@
 /// multiprocessor takes fewer. In a block
 ///   a producer    takes a ticket when a slot of the ring in shared memory is free, and starts its bulk copy;
 ///   publishers    (8 warps, or 16 that take turns) reduce a slice to a (max, sum) for each of 8 shares, in
-///   two
-///                 passes, or, where a transform of 16 bits is long, with all of a share in registers;
+///                 two passes (a long transform of 16 bits, with all of a share in registers, in one);
 ///   an announcer  (1 warp) joins these, one word in global memory, and of long rows runs of slices, too;
 ///   a collector   (1 warp) waits for the words of a slot's row and joins them;
 ///   finishers     (8 warps) turn the slot's slice into exp(x - max) / sum, in place;
