@@ -260,15 +260,16 @@ struct GridPipelinedShape {
   }
 };
 
-static_assert((GridPipelinedShape::publisher_registers + GridPipelinedShape::finisher_registers) *
-                      GridPipelinedShape::finishing_threads +
-                  GridPipelinedShape::other_registers * 4 * 32 <=
-              65536 / GridPipelinedShape::threads(1) / 8 * 8 * GridPipelinedShape::threads(1));
-
-static_assert((GridPipelinedShape::holder_registers + GridPipelinedShape::finisher_registers_beside_holders) *
-                      GridPipelinedShape::finishing_threads +
-                  GridPipelinedShape::other_registers_beside_holders * 4 * 32 <=
-              65536 / GridPipelinedShape::threads(1) / 8 * 8 * GridPipelinedShape::threads(1));
+/// Whether launch bounds give a block with one group of publishers registers for so many a thread.
+constexpr bool registers_suffice(int publishers, int finishers, int others) {
+  constexpr int threads = GridPipelinedShape::threads(1), each = 65536 / threads / 8 * 8;
+  return (publishers + finishers) * GridPipelinedShape::finishing_threads + others * 4 * 32 <= each * threads;
+}
+static_assert(registers_suffice(GridPipelinedShape::publisher_registers,
+                                GridPipelinedShape::finisher_registers, GridPipelinedShape::other_registers));
+static_assert(registers_suffice(GridPipelinedShape::holder_registers,
+                                GridPipelinedShape::finisher_registers_beside_holders,
+                                GridPipelinedShape::other_registers_beside_holders));
 
 enum class SliceUse : int {
   hold,     ///< publish, and finish from the same slot
@@ -1268,17 +1269,14 @@ struct GridPipelinedBlock {
   template <bool single, class TransformRow, class Mask>
   __device__ __forceinline__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice,
                                                                 int warp, const TransformRow& transform,
-                                                                const Mask& mask, bool is_single) const {
-    // (A transform that is long is there once for both.)
-    constexpr bool may_be_single = transforms_held_logits<TransformRow>;
+                                                                const Mask& mask) const {
     const int columns = in.columns;
     const index_type first_column = in.first_column;  // (the slot is written to)
     const int first = Part::first_column(warp, lane);
     const int left = columns - first;
     In* const from = slice + first;
     const auto write = [&](int begin, auto whole, const auto& value_of) {
-      write_part<decltype(whole)::value>(from + begin, left - begin, single || (may_be_single && is_single),
-                                         value_of);
+      write_part<decltype(whole)::value>(from + begin, left - begin, single, value_of);
     };
     // use(part, first column, whether it is whole) for the parts of the slice, some at once: one alone would
     // be waited for. But of 16 bits with a transform two would be more instructions than are at hand, where
@@ -1295,16 +1293,12 @@ struct GridPipelinedBlock {
       constexpr bool is_mask = !is_identity && only_drops<typename Problem::Transform>;
       // (One that takes parts at once looks up what to do for all of them.)
       constexpr bool is_held = transforms_held_logits<std::remove_cvref_t<decltype(transform_row)>>;
-      constexpr int at_once = sizeof(Acc) == 8                  ? 2
-                              : Part::unit == 2 && is_held      ? 2
-                              : Part::unit == 2 && !is_identity ? 1
-                              : is_mask                         ? 2
-                                                                : 4;
+      constexpr int at_once = sizeof(Acc) == 8 ? 2 : Part::unit == 2 && !is_identity ? 1 : is_mask ? 2 : 4;
       const auto some = [&](int begin, auto count, auto whole, auto looks) {
         SomePart part[decltype(count)::value];
         if constexpr (is_held) {
           SomePart::template load_at_once<decltype(whole)::value, true>(
-              part, from + begin, left - begin, is_single, transform_row, first_column + first + begin);
+              part, from + begin, left - begin, single, transform_row, first_column + first + begin);
         } else {
 #pragma unroll
           for (int i = 0; i < decltype(count)::value; ++i) {
@@ -1550,14 +1544,12 @@ struct GridPipelinedBlock {
           in, [&](const auto& transform) __attribute__((always_inline)) {
             const auto reduce = [&](const auto& rest, const auto& mask) __attribute__((always_inline)) {
               const bool single = !Part::takes_units(slice, transform, in.first_column);
-              constexpr bool may_be_single = transforms_held_logits<typename Transform::Row>;
               PartialSoftmax<Acc> found;
               if constexpr (holds_shares) {
                 found = reduce_in_registers(in, slice, warp, rest, single);
               } else {
-                found = may_be_single || !single
-                            ? reduce_in_slot<false>(in, slice, warp, rest, mask, single)
-                            : reduce_in_slot<!may_be_single>(in, slice, warp, rest, mask, single);
+                found = !single ? reduce_in_slot<false>(in, slice, warp, rest, mask)
+                                : reduce_in_slot<true>(in, slice, warp, rest, mask);
               }
               if (lane == 0) ring[at.slot].of_warp[warp] = found;
             };
