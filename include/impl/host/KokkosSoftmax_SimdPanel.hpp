@@ -199,12 +199,14 @@ class SimdPanel : SimdLanes<Problem, operation> {
   }
   void write_blocks(index_type begin, index_type end, Acc* stage, const Acc* partials) {
     if (waiting_ != Waiting::logits) {
-      const Acc* const from = kept(begin, stage) - begin * block * rows_;
-      write_of_blocks<of_stage>(begin, end, partials,
-                                [&](index_type at) { return StagedExactly<Acc>{from + at}; });
+      const Acc* const first = kept(begin, stage);
+      write_of_blocks<of_stage>(begin, end, partials, [&](index_type b) {
+        return StagedExactly<Acc>{first + (b - begin) * block * rows_};
+      });
     } else if (identity && operation == Operation::softmax && Plan::chunks(columns_) == 1) {
-      write_of_blocks<Kept::nothing>(begin, end, partials,
-                                     [&](index_type at) { return LogitsInMemory<Acc, In>{x_ + at}; });
+      write_of_blocks<Kept::nothing>(begin, end, partials, [&](index_type b) {
+        return LogitsInMemory<Acc, In>{x_ + b * block * rows_};
+      });
     } else {
       write_logits(begin * block, std::min(end * block, columns_), stage);
     }
@@ -349,11 +351,9 @@ class SimdPanel : SimdLanes<Problem, operation> {
               });
         };
         const auto of_logits = [&](int l) { return ColumnsOfStage{logits + l - from, distance}; };
-        if constexpr (!identity) {
+        if (!identity || copies_) {
           add(of_logits);
-        } else if (copies_) {
-          add(of_logits);
-        } else {
+        } else if constexpr (identity) {
           add([&](int l) { return ColumnsOfX{x + l, rows_}; });
         }
       }
@@ -442,13 +442,12 @@ class SimdPanel : SimdLanes<Problem, operation> {
         });
   }
 
-  /// Outputs of blocks from what was kept of them, or from logits to the same bits; from(element) is where
-  /// that begins.
-  template <Kept kept, class From>
-  void write_of_blocks(index_type begin, index_type end, const Acc* partials, const From& from) {
+  /// Outputs of blocks from what was kept of them, or from logits to the same bits: source_of(block).
+  template <Kept kept, class SourceOf>
+  void write_of_blocks(index_type begin, index_type end, const Acc* partials, const SourceOf& source_of) {
     for (index_type b = begin; b < end; ++b) {
       const index_type first = b * block, last = std::min((b + 1) * block, columns_);
-      const auto source = from(first * rows_);
+      const auto source = source_of(b);
       if constexpr (kept == Kept::logits) {
         write(source, first, last, formula_of_logits());
         continue;
