@@ -52,17 +52,15 @@ template <class T>
 inline constexpr int simd_width = simd_bytes == 0 ? 1 : static_cast<int>(simd_bytes / sizeof(T));
 
 // Not Kokkos' native simd: that is the one of the default execution space, a GPU perhaps.
-#if KOKKOS_VERSION >= 40600
-template <class T, int width>
-using FixedSimd =
-    Kokkos::Experimental::basic_simd<T, Kokkos::Experimental::simd_abi::Impl::host_native_abi<width>>;
-#else
 #if defined(KOKKOS_ARCH_AVX512XEON)
 template <int width>
 using SimdAbi = Kokkos::Experimental::simd_abi::avx512_fixed_size<width>;
 #elif defined(KOKKOS_ARCH_AVX2)
 template <int width>
 using SimdAbi = Kokkos::Experimental::simd_abi::avx2_fixed_size<width>;
+#elif defined(KOKKOS_ARCH_ARM_SVE) && KOKKOS_VERSION >= 40600
+template <int width>
+using SimdAbi = Kokkos::Experimental::simd_abi::sve_fixed_size<width>;
 #elif defined(KOKKOS_ARCH_ARM_NEON)
 template <int width>
 using SimdAbi = Kokkos::Experimental::simd_abi::neon_fixed_size<width>;
@@ -70,6 +68,10 @@ using SimdAbi = Kokkos::Experimental::simd_abi::neon_fixed_size<width>;
 template <int>
 using SimdAbi = Kokkos::Experimental::simd_abi::scalar;
 #endif
+#if KOKKOS_VERSION >= 40600
+template <class T, int width>
+using FixedSimd = Kokkos::Experimental::basic_simd<T, SimdAbi<width>>;
+#else
 template <class T, int width>
 using FixedSimd = Kokkos::Experimental::simd<T, SimdAbi<width>>;
 #endif
@@ -430,9 +432,13 @@ struct SimdOps {
   template <class T>
   KOKKOSSOFTMAX_HOST_FUNCTION static Vector load(const T* p) {
     if constexpr (std::is_same_v<T, Acc>) {
+#if KOKKOS_VERSION >= 50000
+      return Kokkos::Experimental::simd_unchecked_load<Vector>(p, Kokkos::Experimental::simd_flag_default);
+#else
       Vector v;
       v.copy_from(p, Kokkos::Experimental::simd_flag_default);
       return v;
+#endif
     } else {
 #if defined(__AVX512F__)
       if constexpr (avx512 && std::is_same_v<T, bhalf_t> && sizeof(Acc) == 4) {
@@ -542,7 +548,11 @@ struct SimdOps {
   template <class T>
   KOKKOSSOFTMAX_HOST_FUNCTION static void store(T* p, const Vector& v) {
     if constexpr (std::is_same_v<T, Acc>) {
+#if KOKKOS_VERSION >= 50000
+      Kokkos::Experimental::simd_unchecked_store(v, p, Kokkos::Experimental::simd_flag_default);
+#else
       v.copy_to(p, Kokkos::Experimental::simd_flag_default);
+#endif
     } else {
 #if defined(__AVX512F__)
       if constexpr (avx512 && is_16_bit_v<T> && sizeof(Acc) == 4) {

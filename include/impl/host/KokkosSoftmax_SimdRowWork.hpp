@@ -722,8 +722,9 @@ class SimdRowWork {
   [[gnu::noinline]] static State of_infinite(const Source& source, index_type count) {
     bool nan = false;
     for (index_type i = 0; i < count; ++i) {
-      const Acc v = static_cast<Acc>(source.part(i, 1)[0]);
-      nan = nan || v != v;
+      alignas(64) Acc lanes[Ops::width];
+      Ops::store(lanes, source.part(i, 1));
+      nan = nan || lanes[0] != lanes[0];
     }
     return {largest_v<Acc>, nan ? std::numeric_limits<Acc>::quiet_NaN() : infinity_v<Acc>, Acc(0)};
   }
