@@ -107,6 +107,7 @@ struct Calls {
     }
   }
 
+#if defined(KOKKOSSOFTMAX_ENABLE_LINEAR)
   template <class T>
   void head_call(const std::string& operation, int m, int n, int k, const T& make_transform) {
     const auto x = read(Matrix<float>("x", m, k));
@@ -141,6 +142,11 @@ struct Calls {
       fail("no chain " + chain);
     }
   }
+#else
+  void head() {
+    fail("a library without heads");
+  }
+#endif
 
   void run() {
     const std::string what = arguments.text();

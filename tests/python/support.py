@@ -62,6 +62,11 @@ class Described:
         return new(ctypes.addressof(self.tensor), b"dltensor", None)
 
 
+def needs_heads(test):
+    """A test of heads, which a library that was built without Kokkos Kernels lacks."""
+    return unittest.skipUnless(importlib.import_module("kokkossoftmax").has_linear(), "a library without heads")(test)
+
+
 def failures_of_two_threads(work):
     """What work(0) and work(1) raise, side by side."""
     failures = []

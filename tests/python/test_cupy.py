@@ -76,6 +76,7 @@ class Cupy(unittest.TestCase):
         got = ks.softmax(cupy.asarray(x), transform=chain).get()
         np.testing.assert_allclose(got, support.reference(np, "softmax", z, 1), rtol=4e-6, atol=1e-12)
 
+    @support.needs_heads
     def test_heads(self):
         x, w, b, want = head()
         x, w, b = (cupy.asarray(a) for a in (x, w, b))
@@ -121,6 +122,7 @@ class Cupy(unittest.TestCase):
             stream.synchronize()
             np.testing.assert_array_equal(y.get(), np.repeat(want, 4, 0))
 
+    @support.needs_heads
     def test_graphs(self):
         x, w, b, want_of_head = head(512, 1024, 1024)
         x, w, b = (cupy.asarray(a) for a in (x, w, b))
