@@ -786,7 +786,9 @@ struct SimdOps {
 #endif
     alignas(64) Acc lanes[width];
     store(lanes, v);
-    return fold_lanes<width>(lanes, operation);
+    for (int half = width / 2; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) lanes[i] = operation(lanes[i], lanes[i + half]);
+    return lanes[0];
   }
 #if defined(__AVX2__)
   template <class Operation>
@@ -816,14 +818,6 @@ struct SimdOps {
     return fold_raw(operation(low, high), operation);
   }
 #endif
-  template <int n, class Operation>
-  KOKKOSSOFTMAX_HOST_FUNCTION static Acc fold_lanes(const Acc* v, const Operation& operation) {
-    if constexpr (n == 1) {
-      return *v;
-    } else {
-      return operation(fold_lanes<n / 2>(v, operation), fold_lanes<n / 2>(v + n / 2, operation));
-    }
-  }
 
 #if defined(__AVX512F__)
   KOKKOSSOFTMAX_HOST_FUNCTION static __m512 from_bfloat16(__m256i bits) {
