@@ -40,7 +40,7 @@ namespace impl {
 inline constexpr std::size_t simd_bytes = 64;
 #elif defined(KOKKOS_ARCH_AVX2)
 inline constexpr std::size_t simd_bytes = 32;
-#elif defined(KOKKOS_ARCH_ARM_SVE) && KOKKOS_VERSION >= 40600
+#elif defined(KOKKOS_ARCH_ARM_SVE)
 inline constexpr std::size_t simd_bytes = __ARM_FEATURE_SVE_BITS / 8;
 #elif defined(KOKKOS_ARCH_ARM_NEON)
 inline constexpr std::size_t simd_bytes = 16;
@@ -58,7 +58,7 @@ using SimdAbi = Kokkos::Experimental::simd_abi::avx512_fixed_size<width>;
 #elif defined(KOKKOS_ARCH_AVX2)
 template <int width>
 using SimdAbi = Kokkos::Experimental::simd_abi::avx2_fixed_size<width>;
-#elif defined(KOKKOS_ARCH_ARM_SVE) && KOKKOS_VERSION >= 40600
+#elif defined(KOKKOS_ARCH_ARM_SVE)
 template <int width>
 using SimdAbi = Kokkos::Experimental::simd_abi::sve_fixed_size<width>;
 #elif defined(KOKKOS_ARCH_ARM_NEON)
