@@ -71,6 +71,11 @@ struct HostCaches {
           size = kilobytes * 1024;
         std::fclose(file);
       }
+      // A virtual machine of few cores is told the size of the whole, of which other machines have their
+      // part. (No processor has this much for each of its own.)
+      constexpr long most_of_core = 16 << 20;
+      if (const long cores = sysconf(_SC_NPROCESSORS_ONLN); cores > 0)
+        size = std::min(size, cores * most_of_core);
 #endif
       return size > 0 ? static_cast<std::size_t>(size) : std::size_t(16) << 20;
     }();
