@@ -66,6 +66,29 @@ struct HalfPlusColumnAlone {
   }
 };
 
+// Sizes of caches from what systems say of theirs, in megabytes.
+TEST(HostCaches, OfWhatTheSystemSays) {
+  constexpr std::size_t mega = 1024 * 1024;
+  struct {
+    const char* of;
+    std::size_t told, cores, shared, streams_beyond;
+  } const cases[] = {
+      {"two cores of a group of AMD's", 32, 2, 32, 32},
+      {"a group with a large cache", 96, 16, 96, 96},
+      {"an Intel processor", 112, 60, 112, 112},
+      {"a large one", 504, 128, 504, 384},
+      {"a virtual machine of two of its cores", 260, 2, 32, 6},
+      {"one of sixteen", 300, 16, 256, 48},
+      {"one of 32", 300, 32, 300, 96},
+      {"a system that says nothing of cores", 16, 0, 16, 16},
+  };
+  for (const auto& c : cases) {
+    const auto sizes = ks::impl::HostCaches::of_told(c.told * mega, c.cores);
+    EXPECT_EQ(sizes.shared, c.shared * mega) << c.of;
+    EXPECT_EQ(sizes.streams_beyond, c.streams_beyond * mega) << c.of;
+  }
+}
+
 TEST_F(SimdRows, AFunctorWithOnVectorIsGivenVectors) {
   const std::int64_t rows = 3, columns = 1000 * ks::simd<float>::size() + 1;
   const Matrix x("x", rows, columns), y("y", rows, columns), expected("expected", rows, columns);

@@ -58,28 +58,50 @@ struct HostCaches {
   static constexpr index_type elements_of_one_thread = 12288;
 
   /// The cache that all threads share.
-  static std::size_t shared() {
-    static const std::size_t bytes = [] {
-      long size = 0;
+  static std::size_t shared() { return sizes().shared; }
+
+  /// Of what is read and written together: past it y goes to memory without a way through the caches.
+  static std::size_t streams_beyond() { return sizes().streams_beyond; }
+
+  struct Sizes {
+    std::size_t shared, streams_beyond;
+  };
+
+  /// From what the system says. (`cores` is 0 where it says nothing.)
+  static constexpr Sizes of_told(std::size_t told, std::size_t cores) {
+    constexpr std::size_t mega = 1024 * 1024;
+    // A virtual machine of some of a processor's cores is told the size of the whole, of which other machines
+    // have their part: more than there is for one core, or for a group of AMD's.
+    constexpr std::size_t most_of_core = 16 * mega, most_of_group = 96 * mega;
+    if (cores == 0) return {told, told};
+    const std::size_t shared = std::min(told, cores * most_of_core);
+    // Processors that large have two to five megabytes for each core, the second level with it.
+    constexpr std::size_t usual_of_core = 3 * mega;
+    const bool is_of_whole = told > cores * most_of_core || told > most_of_group;
+    return {shared, is_of_whole ? std::min(shared, cores * usual_of_core) : shared};
+  }
+
+ private:
+  static const Sizes& sizes() {
+    static const Sizes of_machine = [] {
+      constexpr std::size_t mega = 1024 * 1024;
+      long told = 0, cores = 0;
 #if defined(__linux__) && defined(_SC_LEVEL3_CACHE_SIZE)
-      size = sysconf(_SC_LEVEL3_CACHE_SIZE);
+      told = sysconf(_SC_LEVEL3_CACHE_SIZE);
       // Some glibc (2.36 for one) add up all those of an AMD package; Linux says what this core shares.
       if (std::FILE* file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r")) {
         long kilobytes = 0;
         if (std::fscanf(file, "%ldK", &kilobytes) == 1 && kilobytes > 0 &&
-            (size <= 0 || kilobytes < size / 1024))
-          size = kilobytes * 1024;
+            (told <= 0 || kilobytes < told / 1024))
+          told = kilobytes * 1024;
         std::fclose(file);
       }
-      // A virtual machine of few cores is told the size of the whole, of which other machines have their
-      // part. (No processor has this much for each of its own.)
-      constexpr long most_of_core = 16 << 20;
-      if (const long cores = sysconf(_SC_NPROCESSORS_ONLN); cores > 0)
-        size = std::min(size, cores * most_of_core);
+      cores = sysconf(_SC_NPROCESSORS_ONLN);
 #endif
-      return size > 0 ? static_cast<std::size_t>(size) : std::size_t(16) << 20;
+      return of_told(told > 0 ? static_cast<std::size_t>(told) : 16 * mega,
+                     cores > 0 ? static_cast<std::size_t>(cores) : 0);
     }();
-    return bytes;
+    return of_machine;
   }
 };
 
@@ -279,6 +301,7 @@ struct SimdRows {
     Problem problem;
     std::string label;
     int threads;
+    std::size_t moved;  ///< bytes that are read and written
     bool stream, from_memory;
     Scratch<Problem> scratch;
     char* stages;
@@ -295,8 +318,9 @@ struct SimdRows {
       const std::size_t read = elements * sizeof(typename Problem::In);
       const std::size_t written =
           p.operation == Operation::logsumexp ? 0 : elements * sizeof(typename Problem::Out);
-      stream = written > 0 && read + written > HostCaches::shared();
-      from_memory = read + written > HostCaches::shared();
+      moved = read + written;
+      from_memory = moved > HostCaches::streams_beyond();
+      stream = written > 0 && from_memory;
       stages = static_cast<char*>(
           scratch.bytes > 0 ? ScratchPool<typename Exec::memory_space>::get(exec, scratch.bytes) : nullptr);
       states = reinterpret_cast<State<Problem>*>(stages + static_cast<std::size_t>(threads) * scratch.stage);
@@ -897,11 +921,18 @@ struct SimdRows {
 
   template <Operation operation, class Exec, class Problem>
   static void run_tiles(const Exec& exec, const Problem& problem) {
-    const Call<Problem> call(exec, problem);
+    Call<Problem> call(exec, problem);
     const std::size_t stage_bytes = HostCaches::longest_stage(call.threads);
     if constexpr (operation != Operation::logsumexp &&
                   panels_have_lines<Acc<Problem>, typename Problem::Out>) {
+      using Panel = SimdPanel<Problem, operation>;
+      const bool stream = call.stream;
+      // Exponentials that can wait in y do so where it may be in the cache for that long. (Two cores of a
+      // Xeon, floats along the first axis, GB/s where they do not and do: 2000 x 1000 15 and 20.)
+      if (call.moved <= HostCaches::shared() && Panel::waiting(problem, false) == Panel::Waiting::in_y)
+        call.stream = false;
       if (run_panels<operation>(exec, call)) return;
+      call.stream = stream;
     }
     if constexpr (operation != Operation::logsumexp) {
       if (Transposed::columns(problem)) {
