@@ -113,7 +113,7 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
     const Memory<T> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), rows * columns + 8),
         y(Kokkos::view_alloc("y", Kokkos::WithoutInitializing), rows * columns + 8),
         some(Kokkos::view_alloc("some rows", Kokkos::WithoutInitializing),
-             std::min<std::int64_t>(rows, 64) * columns),
+             std::min<std::int64_t>(rows, 264) * columns),
         one(Kokkos::view_alloc("one row", Kokkos::WithoutInitializing), columns + 16);
     for (const auto operation : operations) {
       const bool reduces = operation == Operation::logsumexp;
@@ -124,8 +124,9 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
           const ks::ScopedImplementation forced(kernels[0]);
           run(operation, exec, x.data() + offset, y.data() + offset, rows, columns);
         }
-        // As many as each way to split rows takes: with more rows a thread has more of a slice.
-        for (const std::int64_t few : {2, 6, 12, 20, 33, 40, 63, 64}) {
+        // As many as each way to split rows takes: with more rows a thread has more of a slice, then a block
+        // two slices where rows lie so.
+        for (const std::int64_t few : {2, 6, 12, 20, 33, 40, 63, 64, 99, 132, 250, 264}) {
           if (few > rows) break;
           const ks::ScopedImplementation forced(kernels[1]);
           try {
@@ -166,17 +167,17 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
 // Around the ends of slices, of the eighths that they are reduced in, and of rows that a block has for
 // itself.
 TEST_F(CudaSlicedRows, FloatRowsGiveTheSameBitsAnywhere) {
-  check_same_bits<float>({2,      1023,   1025,   2047,    2048,    2049,    4095,    4097,   8191,
-                          8193,   12289,  16383,  16384,   16385,   16386,   24577,   28673,  32767,
-                          32768,  32769,  40000,  50257,   65537,   98303,   128255,  131071, 151643,
-                          196609, 393215, 786433, 1100003, 1572865, 2097152, 4194303, 8388608});
+  check_same_bits<float>({2,      1023,   1025,    2047,    2048,    2049,    4095,   4097,   8191,   8193,
+                          12289,  16383,  16384,   16385,   16386,   24577,   28673,  32767,  32768,  32769,
+                          40000,  50257,  50260,   65537,   98303,   128255,  128256, 131071, 151643, 196609,
+                          393215, 786433, 1100003, 1572865, 2097152, 4194303, 8388608});
 }
 TEST_F(CudaSlicedRows, Bfloat16RowsGiveTheSameBitsAnywhere) {
-  check_same_bits<bhalf_t>({2, 2047, 4097, 8193, 16383, 16385, 16386, 24577, 32769, 50257, 65536, 65537,
-                            80000, 128255, 393215, 1572865, 2200003, 8388609});
+  check_same_bits<bhalf_t>({2,     2047,  4097,  8193,  16383,  16385,  16386,  24577,   32768,   32769,
+                            50257, 65536, 65537, 80000, 128255, 128256, 393215, 1572865, 2200003, 8388609});
 }
 TEST_F(CudaSlicedRows, HalfRowsGiveTheSameBitsAnywhere) {
-  check_same_bits<half_t>({3, 8191, 16386, 32769, 50257, 151643});
+  check_same_bits<half_t>({3, 8191, 16386, 32769, 50257, 128256, 151643});
 }
 TEST_F(CudaSlicedRows, DoubleRowsGiveTheSameBitsAnywhere) {
   check_same_bits<double>({5, 511, 513, 2049, 4097, 8193, 12289, 50257, 393215, 1572865});
@@ -726,6 +727,100 @@ TEST_F(CudaSlicedRows, RunsOfMinusInfinityNaNAndInfinity) {
       for (const char* kernel : kernels) expect_right(operation, 7, columns, logits, kernel);
     }
   }
+}
+
+/// Rows of -inf in part and in whole, with NaN and with +inf, among others.
+template <class T>
+struct SpoilSomeRows {
+  T* data;
+  std::int64_t columns;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const std::int64_t row = i / columns, column = i % columns;
+    using ks::impl::infinity_v, ks::impl::nan_v;
+    const float inf = infinity_v<float>;
+    if ((row % 11 == 3 && column < columns / 2 + 777) || row % 11 == 5 || (row % 11 == 6 && column > 0))
+      data[i] = T(-inf);
+    if (row % 11 == 8 && column == columns - 1) data[i] = T(nan_v<float>);
+    if (row % 11 == 9 && column == columns / 3) data[i] = T(inf);
+  }
+};
+
+// So many slices that blocks have one in registers and one in shared memory each, some of them or none: the
+// bits of grid_pipelined_rows, whatever the rows hold and however far apart they lie, in place, too; nothing
+// between them is written.
+template <class T, class Out>
+void check_held_slices(std::int64_t columns, std::int64_t planes, std::int64_t rows_of_plane) {
+  const Exec exec;
+  const std::int64_t rows = planes * rows_of_plane, count = rows * columns;
+  const Memory<T> compact(Kokkos::view_alloc("compact", Kokkos::WithoutInitializing), count);
+  fill(exec, compact.data(), rows, columns);
+  Kokkos::parallel_for("spoil", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, count),
+                       SpoilSomeRows<T>{compact.data(), columns});
+  // A gap behind each row, and another one behind each plane; both keep rows on boundaries of 16 bytes.
+  for (const std::int64_t gap : {0, 8, 104}) {
+    const std::int64_t pitch = columns + gap, pitch_of_plane = rows_of_plane * pitch + 3 * gap;
+    using Layout3 = Kokkos::LayoutStride;
+    const Layout3 layout(planes, pitch_of_plane, rows_of_plane, pitch, columns, 1);
+    const auto all = static_cast<std::size_t>(planes * pitch_of_plane);
+    using Unmanaged = Kokkos::MemoryTraits<Kokkos::Unmanaged>;
+    const Memory<T> x("x", all);
+    const Memory<Out> y("y", all), expected("expected", all), in_place("in place", all);
+    const Kokkos::View<T***, Layout3, Kokkos::CudaSpace, Unmanaged> logits(x.data(), layout);
+    const auto view_of = [&](const Memory<Out>& memory) {
+      return Kokkos::View<Out***, Layout3, Kokkos::CudaSpace, Unmanaged>(memory.data(), layout);
+    };
+    const Kokkos::View<T***, Kokkos::LayoutRight, Kokkos::CudaSpace, Unmanaged> values(
+        compact.data(), planes, rows_of_plane, columns);
+    Kokkos::deep_copy(exec, logits, values);
+    for (const auto operation : operations) {
+      const auto run_by = [&](const char* kernel, const auto& from, const Memory<Out>& to) {
+        const ks::ScopedImplementation forced(kernel);
+        const Kokkos::View<const T***, Layout3, Kokkos::CudaSpace, Unmanaged> in(from);
+        if (operation == Operation::logsumexp) {
+          ks::logsumexp(exec, in,
+                        Kokkos::View<Out**, Kokkos::LayoutRight, Kokkos::CudaSpace, Unmanaged>(
+                            to.data(), planes, rows_of_plane));
+        } else if (operation == Operation::softmax) {
+          ks::softmax(exec, in, view_of(to));
+        } else {
+          ks::log_softmax(exec, in, view_of(to));
+        }
+      };
+      for (const auto& to : {y, expected}) Kokkos::deep_copy(exec, to, Out(77.0f));
+      run_by(kernels[0], logits, expected);
+      run_by(kernels[1], logits, y);
+      const auto differ = [&](const Memory<Out>& result) {
+        return different_bytes(exec, result.data(), expected.data(), static_cast<std::int64_t>(all));
+      };
+      const auto what = [&] {
+        return std::string(reference::name(operation)) + ' ' + ks::scalar_name<T>() + ", " +
+               std::to_string(rows) + " x " + std::to_string(columns) + ", gap " + std::to_string(gap);
+      };
+      EXPECT_EQ(differ(y), 0) << what();
+      if constexpr (std::is_same_v<T, Out>) {
+        if (operation == Operation::logsumexp) continue;
+        Kokkos::deep_copy(exec, in_place, Out(77.0f));
+        Kokkos::deep_copy(exec, view_of(in_place), logits);
+        run_by(kernels[1], view_of(in_place), in_place);
+        EXPECT_EQ(differ(in_place), 0) << what() << ", in place";
+      }
+    }
+  }
+}
+TEST_F(CudaSlicedRows, RowsWhoseSlicesAreAllHeld) {
+  // Whole slices, slices that end within a part, and more of a row than a warp has lanes.
+  check_held_slices<float, float>(65536, 5, 12);
+  check_held_slices<float, float>(65536, 1, 100);
+  check_held_slices<float, float>(128256, 2, 32);
+  check_held_slices<float, float>(128256, 33, 1);
+  check_held_slices<float, float>(40004, 13, 11);
+  check_held_slices<float, float>(20000, 3, 75);
+  check_held_slices<float, float>(393216, 7, 3);
+  check_held_slices<bhalf_t, bhalf_t>(131072, 10, 6);
+  check_held_slices<bhalf_t, bhalf_t>(128256, 1, 128);
+  check_held_slices<bhalf_t, float>(128256, 7, 13);
+  check_held_slices<half_t, half_t>(80008, 3, 60);
+  check_held_slices<half_t, float>(65536, 12, 20);
 }
 
 // Rows that take so much of the grid's slots that some of their slices, or all, may be read twice: in slices

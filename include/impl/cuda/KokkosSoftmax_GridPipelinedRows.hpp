@@ -1910,7 +1910,7 @@ struct GridPipelinedRows {
     }
     using In = typename Problem::In;
     const CooperativeLimits& device = limits<Problem>(exec);
-    const bool has_whole_lines = begins_with_lines(problem);
+    const bool has_whole_lines = rows_begin_at<GridPipelinedShape::line>(problem);
     GridPipelinedShape shape = shape_of(problem, plan, has_whole_lines);
     constexpr int known_bytes = static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     // The finishers publish, too, where there is nothing to finish, unless they are without registers for it.
@@ -2006,7 +2006,7 @@ struct GridPipelinedRows {
     const CooperativeLimits& device = limits<Problem, RingFor::parked_slices>(exec);
     // (Of a kernel without a body.)
     if (device.refusal || device.registers < GridPipelinedShape::publisher_registers) return false;
-    GridPipelinedShape shape = shape_of(problem, plan, begins_with_lines(problem));
+    GridPipelinedShape shape = shape_of(problem, plan, rows_begin_at<GridPipelinedShape::line>(problem));
     if (shape.slice_columns * static_cast<int>(sizeof(typename Problem::In)) >
         GridPipelinedShape::parked_vectors * GridPipelinedShape::finishing_threads *
             GridPipelinedShape::copy_alignment)
@@ -2141,23 +2141,6 @@ struct GridPipelinedRows {
            slices * rows_of_ticket <= static_cast<index_type>(multiprocessors) * shape.slots &&
            (is_16_bit || slices <= GridPipelinedShape::most_slices_of_floats_sharing) &&
            problem.geometry.rows * slices >= 8 * rows_of_ticket * static_cast<index_type>(multiprocessors);
-  }
-
-  /// Whether each slice of x and y starts with a line of memory.
-  template <class Problem>
-  static bool begins_with_lines(const Problem& problem) {
-    constexpr index_type alignment = GridPipelinedShape::line;
-    const RowGeometry& g = problem.geometry;
-    const auto starts_there = [&](const auto* data, const index_type* strides) {
-      bool all = reinterpret_cast<std::uintptr_t>(data) % alignment == 0;
-      for (int d = 0; d < g.rank; ++d) {
-        if (g.extent[d] > 1)
-          all = all && strides[d] * static_cast<index_type>(sizeof(*data)) % alignment == 0;
-      }
-      return all;
-    };
-    return starts_there(problem.x, g.x_stride) &&
-           (problem.operation == Operation::logsumexp || starts_there(problem.y, g.y_stride));
   }
 
   /// Whether each row of x and y begins at the same place between two boundaries of bulk copies.

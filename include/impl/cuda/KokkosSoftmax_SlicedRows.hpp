@@ -470,6 +470,12 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
   }
 };
 
+// Out of the way of the instructions that every block takes.
+__device__ __noinline__ inline RowGeometry::Row row_of_several_dimensions(const RowGeometry& geometry,
+                                                                          index_type position) {
+  return geometry.row(position);
+}
+
 /// Writes a lane's unit of a slice.
 template <class Out, class Acc, int unit>
 __device__ void store_unit(Out* slice, int column, int columns, const Acc (&value)[unit]) {
@@ -668,6 +674,21 @@ inline constexpr bool parks_slices =
 template <class Problem>
 ReductionPlan plan_of(const Problem& problem) {
   return ReductionPlan::of<typename Problem::In>(problem.geometry.columns, parks_slices<Problem>);
+}
+
+/// Whether each row of x and, where rows are written, of y begins at a multiple of so many bytes.
+template <index_type alignment, class Problem>
+bool rows_begin_at(const Problem& problem) {
+  const RowGeometry& g = problem.geometry;
+  const auto all_begin_there = [&](const auto* data, const index_type* strides) {
+    bool all = reinterpret_cast<std::uintptr_t>(data) % alignment == 0;
+    for (int d = 0; d < g.rank; ++d) {
+      if (g.extent[d] > 1) all = all && strides[d] * static_cast<index_type>(sizeof(*data)) % alignment == 0;
+    }
+    return all;
+  };
+  return all_begin_there(problem.x, g.x_stride) &&
+         (problem.operation == Operation::logsumexp || all_begin_there(problem.y, g.y_stride));
 }
 
 template <class Exec, class Problem>

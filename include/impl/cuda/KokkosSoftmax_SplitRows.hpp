@@ -15,6 +15,7 @@
 #ifndef KOKKOSSOFTMAX_SPLITROWS_HPP
 #define KOKKOSSOFTMAX_SPLITROWS_HPP
 
+#include <impl/cuda/KokkosSoftmax_HeldSlices.hpp>
 #include <impl/cuda/KokkosSoftmax_SlicedRows.hpp>
 
 #include <limits>
@@ -83,12 +84,6 @@ struct SplitRowsCall {
     return (parts + warps_of_share - 1) / warps_of_share * columns;
   }
 };
-
-// Out of the way of the instructions that every block takes.
-__device__ __noinline__ inline RowGeometry::Row row_of_several_dimensions(const RowGeometry& geometry,
-                                                                          index_type position) {
-  return geometry.row(position);
-}
 
 template <class Shape, class Problem>
 __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, typename Problem::Acc>)
@@ -220,14 +215,26 @@ struct SplitRows {
     bool all_resident = holds<FewThreads>(exec, problem, plan);
     if constexpr (has_more_blocks<Problem>)
       all_resident = all_resident || holds<MoreBlocks>(exec, problem, plan);
+    if constexpr (can_hold_slices<Problem>) all_resident = all_resident || holds_slices(exec, problem, plan);
     if (!all_resident) return "too many slices to be resident at once";
     return {};
   }
 
   template <class Exec, class Problem>
-  static std::string_view advise_against(const Exec&, const Problem& problem) {
+  static std::string_view advise_against(const Exec& exec, const Problem& problem) {
     if (!CudaWorkspace::always_holds<typename Problem::Acc>(words(problem)))
       return "so many rows need more scratch than was reserved for more rows yet";
+    // (One H200, microseconds of logsumexp, grid_pipelined_rows and held slices, two a block: bfloat16 400 x
+    // 32768 9.9 and 11.8, 33 x 393216 9.1 and 10.5, float of three slices 250 x 24576 7.6 and 8.8, 352 x
+    // 20000 9.6 and 10.3; but float 64 x 128256 11.0 and 10.2, 200 x 32768 10.6 and 9.7, and one a block
+    // bfloat16 64 x 128256 9.3 and 8.7.)
+    if constexpr (can_hold_slices<Problem>) {
+      const ReductionPlan plan = plan_of(problem);
+      if (problem.operation == Operation::logsumexp &&
+          (sizeof(typename Problem::In) == 2 || plan.slices <= 3) && holds_slices(exec, problem, plan) &&
+          !holds_slices(exec, problem, plan, 1))
+        return "grid_pipelined_rows reads so many slices sooner";
+    }
     return {};
   }
 
@@ -238,6 +245,12 @@ struct SplitRows {
       using Many = ManyThreads<Problem>;
       if (holds<Many>(exec, problem, plan, most_blocks_of_many_threads)) {
         launch<Many>(exec, problem, plan);
+        return;
+      }
+    }
+    if constexpr (can_hold_slices<Problem>) {
+      if (!holds<FewThreads>(exec, problem, plan) && holds_slices(exec, problem, plan)) {
+        launch_held_slices(exec, problem, plan);
         return;
       }
     }
@@ -264,12 +277,22 @@ struct SplitRows {
                                          SplitRowsShape<2, 2, 768>>;
   using FewThreads = SplitRowsShape<1, ReductionPlan::shares, 768>;
   static constexpr int most_blocks_of_many_threads = 2;  ///< on a multiprocessor
-  /// For rows of float that fill more blocks than these. (Microseconds again: 28 and 32 rows of 128256 in 8.2
-  /// and 9.0, by grid_pipelined_rows 10.4 and 10.5; but 16 and 24 rows 5.9 and 7.1 for 5.7 and 6.9, since
-  /// registers are short. Not with a transform: the kernel would be compiled once more for each.)
+  /// For rows of float that fill more blocks than these, where they lie anywhere. (Microseconds again: 28 and
+  /// 32 rows of 128256 in 8.2 and 9.0, by grid_pipelined_rows 10.4 and 10.5; but 16 and 24 rows 5.9 and 7.1
+  /// for 5.7 and 6.9, since registers are short. Not with a transform: the kernel would be compiled once more
+  /// for each.)
   using MoreBlocks = SplitRowsShape<1, ReductionPlan::shares, 1024>;
   template <class Problem>
   static constexpr bool has_more_blocks = sizeof(typename Problem::In) == 4 &&
+                                          !PartOfSlice<Problem>::has_transform;
+
+  /// Rows that lie on boundaries of 16 bytes, and fill more blocks than these, too: see HeldSlices. (One
+  /// H200, microseconds in a CUDA graph, by grid_pipelined_rows and so: float 32 rows of 128256 11.1 and 8.7,
+  /// 40 12.6 and 11.3, 48 14.4 and 12.7, 56 16.6 and 14.1, 64 18.8 and 16.3, 17 of 393216 16.9 and 14.6, 200
+  /// of 32768 17.6 and 14.6; bfloat16 64 of 128256 13.3 and 11.9, 128 21.1 and 18.8. 16 and 24 rows of float
+  /// 6.2 and 7.3, with FewThreads 5.7 and 6.8.)
+  template <class Problem>
+  static constexpr bool can_hold_slices = sizeof(typename Problem::Acc) == 4 &&
                                           !PartOfSlice<Problem>::has_transform;
 
   template <class Shape, class Problem>
@@ -283,6 +306,19 @@ struct SplitRows {
     const CooperativeLimits& device = limits<Shape, Problem>(exec);
     return blocks<Shape>(problem, plan) <= static_cast<index_type>(device.multiprocessors) *
                                                std::min(most_blocks, device.blocks_a_multiprocessor);
+  }
+
+  template <class Problem>
+  static bool holds_slices(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
+                           index_type slices_of_block = HeldSlicesShape::slices) {
+    constexpr index_type size = sizeof(typename Problem::In);
+    if (plan.slice_columns * size > HeldSlicesShape::slice_bytes ||
+        problem.geometry.columns * size % HeldSlicesShape::vector_bytes != 0 ||
+        !rows_begin_at<HeldSlicesShape::vector_bytes>(problem))
+      return false;
+    const CooperativeLimits& device = limits_of_held_slices(exec, problem);
+    return !device.refusal && problem.geometry.rows * plan.slices <=
+                                  slices_of_block * device.multiprocessors * device.blocks_a_multiprocessor;
   }
 
   template <class Problem>
@@ -301,6 +337,42 @@ struct SplitRows {
                                  CudaWorkspace::get<typename Problem::Acc>(exec, words(problem))),
           problem);
     });
+  }
+
+  template <class Problem>
+  static void launch_held_slices(const Kokkos::Cuda& exec, const Problem& problem,
+                                 const ReductionPlan& plan) {
+    const index_type slices = problem.geometry.rows * plan.slices;
+    const index_type blocks = HeldSlicesShape::blocks(slices, limits_of_held_slices(exec, problem));
+    const std::size_t shared_bytes = slices > blocks ? HeldSlicesShape::slice_bytes : 0;
+    const HeldSlicesCall<Problem> call(problem, plan, words_of_split_row,
+                                       CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)));
+    const auto launch_kernel = [&](auto kernel) {
+      launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+        launch_cooperatively(exec, kernel, static_cast<unsigned>(blocks), HeldSlicesShape::threads,
+                             shared_bytes, call, problem);
+      });
+    };
+    if constexpr (SlicedRowResult<Problem>::keeps_exponentials) {
+      if (problem.operation == Operation::softmax) {
+        launch_kernel(&held_slices_kernel<true, Problem>);
+        return;
+      }
+    }
+    launch_kernel(&held_slices_kernel<false, Problem>);
+  }
+
+  /// Of the kernel that this operation has.
+  template <class Problem>
+  static const CooperativeLimits& limits_of_held_slices(const Kokkos::Cuda& exec, const Problem& problem) {
+    const auto limits_of = [&](auto kernel) -> const CooperativeLimits& {
+      return cooperative_limits(kernel, exec.cuda_device(), HeldSlicesShape::threads,
+                                HeldSlicesShape::slice_bytes);
+    };
+    if constexpr (SlicedRowResult<Problem>::keeps_exponentials) {
+      if (problem.operation == Operation::softmax) return limits_of(&held_slices_kernel<true, Problem>);
+    }
+    return limits_of(&held_slices_kernel<false, Problem>);
   }
 
   template <class Shape, class Problem>

@@ -1,0 +1,384 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The kernel of split_rows for as many slices as the device holds all at once (compute capability 9.0): all
+/// are read, then all are written. A block has one slice in registers and, where there are more of them than
+/// blocks, one in shared memory; each warp has the same share of both, and one warp for each collects what
+/// the other slices of its row come to. All blocks are resident (the launch is cooperative).
+///
+/// Little else is done while memory is read, or written, so what is between counts: rows lie on boundaries of
+/// 16 bytes, and a lane takes vectors, so dealt that it has what ReductionPlan has one lane of its share add
+/// up; next to nothing is spilled. (Microseconds for 64 rows of 128256 floats on one H200, in forms before
+/// this one: 22.4 with scalars and 20.6 with vectors; 19.3 where a thread's registers were two vectors short,
+/// as all 16-byte vectors in shared memory have them, and four words were waited for at once, and 16.8
+/// without that.)
+
+#ifndef KOKKOSSOFTMAX_HELDSLICES_HPP
+#define KOKKOSSOFTMAX_HELDSLICES_HPP
+
+#include <impl/cuda/KokkosSoftmax_SlicedRows.hpp>
+
+namespace KokkosSoftmax::impl {
+
+struct HeldSlicesShape {
+  static constexpr int threads = ReductionPlan::threads;
+  static constexpr int blocks_a_multiprocessor = 4;
+  static constexpr int slices = 2;                                      ///< of a block, at most
+  static constexpr int slice_bytes = ReductionPlan::usual_slice_bytes;  ///< at most
+  /// Vectors of memory, and those of shared memory, for which fewer registers are left.
+  static constexpr int vector_bytes = 16, vector_bytes_in_slot = 8;
+
+  /// For so many slices: one each, else two each for as few on each multiprocessor as can have them. (One
+  /// H200, microseconds for 40, 44, 48 and 56 rows of 128256 floats in a CUDA graph: where as many blocks as
+  /// are resident have one, and some of them two, 13.3, 13.3, 13.5 and 14.0, and so 11.3, 12.2, 12.7 and
+  /// 14.2; 32 rows, one each, 8.7, by half the blocks 9.7.)
+  static index_type blocks(index_type all_slices, const CooperativeLimits& device) {
+    const index_type multiprocessors = device.multiprocessors;
+    if (all_slices <= multiprocessors * device.blocks_a_multiprocessor) return all_slices;
+    return ceil_div(all_slices, slices * multiprocessors) * multiprocessors;
+  }
+};
+
+/// A lane's vectors of some parts of its warp's share of a slice: all steps of a part that ReductionPlan
+/// gives to one lane in one lane here, too.
+template <class Problem, int vector_bytes>
+struct VectorsOfShare {
+  using In = typename Problem::In;
+  using Acc = typename Problem::Acc;
+  using Out = typename Problem::Out;
+  using Part = PartOfSlice<Problem>;
+  static constexpr int words = vector_bytes / 4;
+  static constexpr int width = vector_bytes / static_cast<int>(sizeof(In));
+  static constexpr int unit = Part::unit, steps = Part::steps;
+  static constexpr int lanes_of_part = static_cast<int>(Part::columns_together) / width;
+  static constexpr int columns = 32 / lanes_of_part * Part::columns;  ///< of the slice: some parts
+  static constexpr int rounds = HeldSlicesShape::slice_bytes / (columns * static_cast<int>(sizeof(In)));
+  static_assert(unit * static_cast<int>(sizeof(In)) == 4 && !Part::has_transform);
+
+  struct alignas(vector_bytes) Vector {
+    unsigned word[words];
+  };
+  Vector vector[steps];
+
+  __device__ static int first_column(int share, int lane) {
+    return lane / lanes_of_part * Part::columns + share * static_cast<int>(Part::columns_together) +
+           lane % lanes_of_part * width;
+  }
+
+  /// From the lane's first column on, behind which there are `left`; past the end -inf.
+  __device__ void load(const In* from, int left, bool whole) {
+    if (whole) {
+#pragma unroll
+      for (int i = 0; i < steps; ++i) vector[i] = *reinterpret_cast<const Vector*>(from + i * Part::stride);
+    } else {
+#pragma unroll
+      for (int i = 0; i < steps; ++i) {
+#pragma unroll
+        for (unsigned& word : vector[i].word) word = bits_as<unsigned>(Part::Maximum::none().a);
+        if (i * Part::stride < left) vector[i] = *reinterpret_cast<const Vector*>(from + i * Part::stride);
+      }
+    }
+  }
+  /// Each lane of a share adds up what these are, for one of the words of its vectors.
+  __device__ Part part(int of_word) const {
+    Part part;
+#pragma unroll
+    for (int i = 0; i < steps; ++i) part.held[i] = bits_as<typename Part::Held>(vector[i].word[of_word]);
+    return part;
+  }
+  __device__ void join_maximum(typename Part::Maximum& maximum) const {
+#pragma unroll
+    for (int w = 0; w < words; ++w) maximum.join(part(w));
+  }
+  /// `keeps`: each logit's exponential takes its place.
+  template <bool keeps>
+  __device__ void add_to(ShareSum<Acc>& sum, const typename Part::Exponential& exponential) {
+#pragma unroll
+    for (int w = 0; w < words; ++w) {
+      part(w).add_to(sum, exponential, [&]([[maybe_unused]] int i, [[maybe_unused]] Acc e) {
+        if constexpr (keeps) vector[i].word[w] = bits_as<unsigned>(e);
+      });
+    }
+  }
+
+  /// The outputs, which leave L2 first, as do logits copied to shared memory. (One H200, microseconds for 64
+  /// rows of 128256 floats in a CUDA graph, of a form before this one: both 22.4, without the one 26.3,
+  /// without the other 26.0.)
+  template <class Output>
+  __device__ void store(Out* to, int left, bool whole, const Output& output) const {
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      Acc out[width];
+#pragma unroll
+      for (int w = 0; w < words; ++w) {
+#pragma unroll
+        for (int j = 0; j < unit; ++j) out[w * unit + j] = output(part(w).value(i * unit + j));
+      }
+      if (whole || i * Part::stride < left) store_vector(to + i * Part::stride, out);
+    }
+  }
+
+ private:
+  __device__ static void store_vector(Out* to, const Acc (&out)[width]) {
+    constexpr int each = vector_bytes / static_cast<int>(sizeof(Out));
+#pragma unroll
+    for (int begin = 0; begin < width; begin += each) {
+      unsigned bits[words];
+#pragma unroll
+      for (int w = 0; w < words; ++w) {
+        if constexpr (is_16_bit_v<Out>) {
+          bits[w] = rounded_pair<Out>(out[begin + 2 * w], out[begin + 2 * w + 1]);
+        } else {
+          bits[w] = bits_as<unsigned>(out[begin + w]);
+        }
+      }
+      if constexpr (words == 4) {
+        __stcs(reinterpret_cast<uint4*>(to + begin), uint4{bits[0], bits[1], bits[2], bits[3]});
+      } else {
+        __stcs(reinterpret_cast<uint2*>(to + begin), uint2{bits[0], bits[1]});
+      }
+    }
+  }
+};
+
+/// What a block has to know first, side by side (see SplitRowsCall).
+template <class Problem>
+struct HeldSlicesCall {
+  const typename Problem::In* x;
+  typename Problem::Out* y;
+  index_type x_row_stride;  ///< of the one dimension of rows, where there is one
+  index_type y_row_stride;
+  index_type columns;
+  int slices;      ///< of a row
+  int all_slices;  ///< of all rows
+  int rows;
+  /// A division by `slices` of numbers below that of all slices, without one: of 2^20 parts, rounded up.
+  unsigned parts_a_slice;
+  static constexpr unsigned parts_of_rows = 1u << 20;
+  int slice_columns;
+  int words_of_row;
+  int rank;
+  Operation operation;
+  CudaWorkspace workspace;
+
+  HeldSlicesCall(const Problem& problem, const ReductionPlan& plan, int words_of_row_,
+                 const CudaWorkspace& workspace_)
+      : x(problem.x),
+        y(problem.y),
+        x_row_stride(problem.geometry.rank == 1 ? problem.geometry.x_stride[0] : 0),
+        y_row_stride(problem.geometry.rank == 1 ? problem.geometry.y_stride[0] : 0),
+        columns(problem.geometry.columns),
+        slices(static_cast<int>(plan.slices)),
+        all_slices(static_cast<int>(problem.geometry.rows * plan.slices)),
+        rows(static_cast<int>(problem.geometry.rows)),
+        parts_a_slice((parts_of_rows - 1) / static_cast<unsigned>(plan.slices) + 1),
+        slice_columns(plan.slice_columns),
+        words_of_row(words_of_row_),
+        rank(problem.geometry.rank),
+        operation(problem.operation),
+        workspace(workspace_) {}
+};
+
+/// A slice, by its number among those of all rows.
+template <class Problem>
+struct NumberedSlice {
+  RowGeometry::Row where;
+  int position;  ///< of the row
+  int index;     ///< in the row
+  index_type first_column;
+  int columns;
+
+  __device__ NumberedSlice(const HeldSlicesCall<Problem>& call, const RowGeometry& geometry, int number) {
+    position = static_cast<int>(static_cast<unsigned>(number) * call.parts_a_slice / call.parts_of_rows);
+    index = number - position * call.slices;
+    where = {position * call.x_row_stride, position * call.y_row_stride, position};
+    if (call.rank > 1) where = row_of_several_dimensions(geometry, position);
+    first_column = static_cast<index_type>(index) * call.slice_columns;
+    columns = static_cast<int>(min(static_cast<index_type>(call.slice_columns), call.columns - first_column));
+  }
+};
+
+/// `keeps`: exponentials wait where the logits were, for softmax.
+template <bool keeps, class Problem>
+__global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blocks_a_multiprocessor)
+    held_slices_kernel(const __grid_constant__ HeldSlicesCall<Problem> call,
+                       const __grid_constant__ Problem problem) {
+  using In = typename Problem::In;
+  using Acc = typename Problem::Acc;
+  using Out = typename Problem::Out;
+  using Part = PartOfSlice<Problem>;
+  using Vectors = VectorsOfShare<Problem, HeldSlicesShape::vector_bytes>;
+  using SlotVectors = VectorsOfShare<Problem, HeldSlicesShape::vector_bytes_in_slot>;
+  using Result = SlicedRowResult<Problem>;
+  static_assert(!keeps || Result::keeps_exponentials);
+  constexpr int shares = ReductionPlan::shares, most_columns = HeldSlicesShape::slice_bytes / int(sizeof(In));
+  extern __shared__ uint4 held_slices_slot[];
+  __shared__ Mbarrier came, known[HeldSlicesShape::slices];
+  __shared__ PartialSoftmax<Acc> of_share[HeldSlicesShape::slices][shares];
+  __shared__ std::uint32_t shared_epoch;
+  __shared__ Result results[HeldSlicesShape::slices];
+  const int share = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool has_second = static_cast<int>(blockIdx.x + gridDim.x) < call.all_slices;
+  // (Found again whenever it is needed: registers are short.)
+  const auto slice_of = [&](int i) {
+    return NumberedSlice<Problem>(call, problem.geometry,
+                                  static_cast<int>(not_known(blockIdx.x) + i * gridDim.x));
+  };
+  if (threadIdx.x == 0) {
+    mbarrier_init(&came, 1);
+    mbarrier_init(&known[0], 1);
+    mbarrier_init(&known[1], 1);
+    fence_mbarrier_init();
+  }
+  grid_dependency_wait();
+  std::uint32_t epoch = 0;
+  if (threadIdx.x == 0) {
+    epoch = call.workspace.epoch();
+    if (has_second) {
+      const NumberedSlice<Problem> slice = slice_of(1);
+      const auto bytes = static_cast<std::uint32_t>(slice.columns * sizeof(In));
+      mbarrier_arrive_expect_tx(&came, bytes);
+      cp_async_bulk(held_slices_slot, call.x + slice.where.x_offset + slice.first_column, bytes, &came,
+                    createpolicy_evict_first());
+    }
+  }
+
+  const auto words_of = [&](const NumberedSlice<Problem>& slice) {
+    return call.workspace.template partials<Acc>() + slice.position * call.words_of_row;
+  };
+  const auto tag = [&] { return CudaWorkspace::tag_of(shared_epoch); };
+  // By one warp.
+  const auto publish = [&](int i) {
+    const PartialSoftmax<Acc> total = join_lanes<shares>(of_share[i][lane % shares]);
+    const NumberedSlice<Problem> slice = slice_of(i);
+    if (lane == 0) PartialWords<Acc>::publish(words_of(slice) + slice.index, total, tag());
+  };
+  const bool writes_rows = keeps || call.operation != Operation::logsumexp;
+  const auto collect = [&](int i) {
+    const NumberedSlice<Problem> slice = slice_of(i);
+    // (Of logsumexp the block with a row's first slice alone has something to write.)
+    if (!writes_rows && slice.index != 0) return;
+    const auto* const words = words_of(slice);
+    const PartialSoftmax<Acc> total =
+        join_slices<Acc>(call.slices, lane, [&](index_type other) { return wait_for(words + other, tag()); });
+    if (lane == 0) {
+      results[i] = {call.operation, total};
+      mbarrier_arrive(&known[i]);
+    }
+  };
+
+  Vectors mine[Vectors::rounds];
+  {
+    const NumberedSlice<Problem> slice = slice_of(0);
+    const int first_column = Vectors::first_column(share, lane), left = slice.columns - first_column;
+    const bool whole = slice.columns == most_columns;
+    const In* const x = call.x + slice.where.x_offset + slice.first_column + first_column;
+#pragma unroll
+    for (int r = 0; r < Vectors::rounds; ++r)
+      mine[r].load(x + r * Vectors::columns, left - r * Vectors::columns, whole);
+    auto maximum = Part::Maximum::none();
+#pragma unroll
+    for (const Vectors& vectors : mine) vectors.join_maximum(maximum);
+    const Acc max = maximum.of_warp();
+    auto sum = ShareSum<Acc>::none();
+    const auto exponential = Part::exponential_below(max);
+#pragma unroll
+    for (Vectors& vectors : mine) vectors.template add_to<keeps>(sum, exponential);
+    sum = sum.of_warp();
+    if (lane == 0) of_share[0][share] = Part::share(max, sum);
+  }
+  if (threadIdx.x == 0) shared_epoch = epoch;
+  __syncthreads();
+  call.workspace.clear_before_first_epoch(shared_epoch);
+  if (share == 0) publish(0);
+
+  In* const slot = reinterpret_cast<In*>(held_slices_slot) + SlotVectors::first_column(share, lane);
+  if (has_second) {
+    const int columns = slice_of(1).columns, left = columns - SlotVectors::first_column(share, lane);
+    const bool whole = columns == most_columns;
+    mbarrier_wait_parity(&came, 0);
+    auto maximum = Part::Maximum::none();
+    SlotVectors vectors;
+#pragma unroll
+    for (int r = 0; r < SlotVectors::rounds; ++r) {
+      vectors.load(slot + r * SlotVectors::columns, left - r * SlotVectors::columns, whole);
+      vectors.join_maximum(maximum);
+    }
+    const Acc max = maximum.of_warp();
+    const auto exponential = Part::exponential_below(max);
+    auto sum = ShareSum<Acc>::none();
+#pragma unroll
+    for (int r = 0; r < SlotVectors::rounds; ++r) {
+      vectors.load(slot + r * SlotVectors::columns, left - r * SlotVectors::columns, whole);
+      vectors.template add_to<false>(sum, exponential);
+    }
+    sum = sum.of_warp();
+    if (lane == 0) of_share[1][share] = Part::share(max, sum);
+    __syncthreads();
+    if (share == 1) publish(1);
+  }
+
+  if (share == 0) collect(0);
+  if (share == 1 && has_second) collect(1);
+  // `write_exponentials` from what the share's exponentials are multiplied by, `write` from the row's result.
+  const auto finish = [&](int i, const auto& write_exponentials, const auto& write) {
+    const NumberedSlice<Problem> slice = slice_of(i);
+    if (!writes_rows && slice.index != 0) return;
+    mbarrier_wait_parity(&known[i], 0);
+    // All blocks of the row have read the epoch.
+    if (slice.index == 0 && threadIdx.x == 0)
+      call.workspace.end_row(shared_epoch, static_cast<unsigned>(call.rows));
+    const Result result = results[i];
+    if (!writes_rows) {
+      if (threadIdx.x == 0) call.y[slice.where.y_offset] = store_as<Out>(result.logsumexp());
+      return;
+    }
+    Out* const y = call.y + slice.where.y_offset + slice.first_column;
+    if constexpr (keeps) {
+      write_exponentials(y, slice.columns, of_share[i][share].max,
+                         result.factor_of_share(of_share[i][share].max));
+    } else {
+      result.with_output([&](const auto& output) { write(y, slice.columns, output); });
+    }
+  };
+  const auto write_first = [&](Out* y, int columns, const auto& output) {
+    const int first_column = Vectors::first_column(share, lane);
+#pragma unroll
+    for (int r = 0; r < Vectors::rounds; ++r) {
+      const int begin = first_column + r * Vectors::columns;
+      mine[r].store(y + begin, columns - begin, columns == most_columns, output);
+    }
+  };
+  finish(
+      0,
+      [&](Out* y, int columns, Acc, Acc factor) {
+        write_first(y, columns, [&](Acc exponential) { return exponential * factor; });
+      },
+      write_first);
+  if (!has_second) return;
+  const auto write_second = [&](Out* y, int columns, const auto& output) {
+    const int first_column = SlotVectors::first_column(share, lane);
+#pragma unroll
+    for (int r = 0; r < SlotVectors::rounds; ++r) {
+      const int begin = first_column + r * SlotVectors::columns;
+      SlotVectors vectors;
+      vectors.load(slot + r * SlotVectors::columns, columns - begin, columns == most_columns);
+      vectors.store(y + begin, columns - begin, columns == most_columns, output);
+    }
+  };
+  finish(
+      1,
+      [&](Out* y, int columns, Acc max_of_share, Acc factor) {
+        if constexpr (keeps) {
+          // To form these once more costs less than to have put them where the logits are.
+          const auto exponential = Part::exponential_below(max_of_share);
+          write_second(y, columns, [&](Acc value) { return exponential.uncorrected(value) * factor; });
+        }
+      },
+      write_second);
+}
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
