@@ -9,10 +9,10 @@
 ///
 /// Little else is done while memory is read, or written, so what is between counts: rows lie on boundaries of
 /// 16 bytes, and a lane takes vectors, so dealt that it has what ReductionPlan has one lane of its share add
-/// up; next to nothing is spilled. (Microseconds for 64 rows of 128256 floats on one H200, in forms before
-/// this one: 22.4 with scalars and 20.6 with vectors; 19.3 where a thread's registers were two vectors short,
-/// as all 16-byte vectors in shared memory have them, and four words were waited for at once, and 16.8
-/// without that.)
+/// up; next to no registers are spilled. (Microseconds for 64 rows of 128256 floats on one H200, in forms
+/// before this one: 22.4 with scalars and 20.6 with vectors; 19.3 with vectors of 16 bytes from shared
+/// memory, too, and four words waited for at once, for which there are too few registers, and 16.8 with
+/// shorter vectors and one word.)
 
 #ifndef KOKKOSSOFTMAX_HELDSLICES_HPP
 #define KOKKOSSOFTMAX_HELDSLICES_HPP
