@@ -142,42 +142,22 @@ struct VectorsOfShare {
   }
 };
 
-/// What a block has to know first, side by side (see SplitRowsCall).
 template <class Problem>
-struct HeldSlicesCall {
-  const typename Problem::In* x;
-  typename Problem::Out* y;
-  index_type x_row_stride;  ///< of the one dimension of rows, where there is one
-  index_type y_row_stride;
-  index_type columns;
-  int slices;      ///< of a row
+struct HeldSlicesCall : FewRowsCall<Problem> {
   int all_slices;  ///< of all rows
   int rows;
   /// A division by `slices` of numbers below that of all slices, without one: of 2^20 parts, rounded up.
   unsigned parts_a_slice;
   static constexpr unsigned parts_of_rows = 1u << 20;
-  int slice_columns;
   int words_of_row;
-  int rank;
-  Operation operation;
-  CudaWorkspace workspace;
 
   HeldSlicesCall(const Problem& problem, const ReductionPlan& plan, int words_of_row_,
                  const CudaWorkspace& workspace_)
-      : x(problem.x),
-        y(problem.y),
-        x_row_stride(problem.geometry.rank == 1 ? problem.geometry.x_stride[0] : 0),
-        y_row_stride(problem.geometry.rank == 1 ? problem.geometry.y_stride[0] : 0),
-        columns(problem.geometry.columns),
-        slices(static_cast<int>(plan.slices)),
+      : FewRowsCall<Problem>(problem, plan, workspace_),
         all_slices(static_cast<int>(problem.geometry.rows * plan.slices)),
         rows(static_cast<int>(problem.geometry.rows)),
         parts_a_slice((parts_of_rows - 1) / static_cast<unsigned>(plan.slices) + 1),
-        slice_columns(plan.slice_columns),
-        words_of_row(words_of_row_),
-        rank(problem.geometry.rank),
-        operation(problem.operation),
-        workspace(workspace_) {}
+        words_of_row(words_of_row_) {}
 };
 
 /// A slice, by its number among those of all rows.
@@ -192,8 +172,7 @@ struct NumberedSlice {
   __device__ NumberedSlice(const HeldSlicesCall<Problem>& call, const RowGeometry& geometry, int number) {
     position = static_cast<int>(static_cast<unsigned>(number) * call.parts_a_slice / call.parts_of_rows);
     index = number - position * call.slices;
-    where = {position * call.x_row_stride, position * call.y_row_stride, position};
-    if (call.rank > 1) where = row_of_several_dimensions(geometry, position);
+    where = call.row(geometry, position);
     first_column = static_cast<index_type>(index) * call.slice_columns;
     columns = static_cast<int>(min(static_cast<index_type>(call.slice_columns), call.columns - first_column));
   }

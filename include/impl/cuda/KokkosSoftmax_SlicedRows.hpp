@@ -476,6 +476,39 @@ __device__ __noinline__ inline RowGeometry::Row row_of_several_dimensions(const 
   return geometry.row(position);
 }
 
+/// What a block has to know first of a call with a few rows, side by side: each line of the parameters that
+/// it reads costs it a way to L2.
+template <class Problem>
+struct FewRowsCall {
+  const typename Problem::In* x;
+  typename Problem::Out* y;
+  index_type x_row_stride;  ///< of the one dimension of rows, where there is one
+  index_type y_row_stride;
+  index_type columns;
+  int slices;  ///< of a row; 0 where there are no rows
+  int slice_columns;
+  int rank;
+  Operation operation;
+  CudaWorkspace workspace;
+
+  FewRowsCall(const Problem& problem, const ReductionPlan& plan, const CudaWorkspace& workspace_)
+      : x(problem.x),
+        y(problem.y),
+        x_row_stride(problem.geometry.rank == 1 ? problem.geometry.x_stride[0] : 0),
+        y_row_stride(problem.geometry.rank == 1 ? problem.geometry.y_stride[0] : 0),
+        columns(problem.geometry.columns),
+        slices(problem.geometry.rows > 0 ? static_cast<int>(plan.slices) : 0),
+        slice_columns(plan.slice_columns),
+        rank(problem.geometry.rank),
+        operation(problem.operation),
+        workspace(workspace_) {}
+
+  __device__ RowGeometry::Row row(const RowGeometry& geometry, index_type position) const {
+    if (rank > 1) return row_of_several_dimensions(geometry, position);
+    return {position * x_row_stride, position * y_row_stride, position};
+  }
+};
+
 /// Writes a lane's unit of a slice.
 template <class Out, class Acc, int unit>
 __device__ void store_unit(Out* slice, int column, int columns, const Acc (&value)[unit]) {

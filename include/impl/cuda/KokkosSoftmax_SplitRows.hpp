@@ -47,35 +47,14 @@ inline constexpr int most_slices_of_split_row = 64;
 /// cost 0.3 us more.)
 inline constexpr int words_of_split_row = ReductionPlan::shares * most_slices_of_split_row;
 
-/// What a block has to know first, side by side: each line of the parameters that it reads costs it a way to
-/// L2.
 template <class Problem>
-struct SplitRowsCall {
-  const typename Problem::In* x;
-  typename Problem::Out* y;
-  index_type x_row_stride;  ///< of the one dimension of rows, where there is one
-  index_type y_row_stride;
-  index_type columns;
-  int slices;  ///< of a row; 0 where there are no rows
-  int slice_columns;
+struct SplitRowsCall : FewRowsCall<Problem> {
   int warp_columns;  ///< of a slice
-  int rank;
-  Operation operation;
-  CudaWorkspace workspace;
 
   SplitRowsCall(const Problem& problem, const ReductionPlan& plan, int warps_of_share,
                 const CudaWorkspace& workspace_)
-      : x(problem.x),
-        y(problem.y),
-        x_row_stride(problem.geometry.rank == 1 ? problem.geometry.x_stride[0] : 0),
-        y_row_stride(problem.geometry.rank == 1 ? problem.geometry.y_stride[0] : 0),
-        columns(problem.geometry.columns),
-        slices(problem.geometry.rows > 0 ? static_cast<int>(plan.slices) : 0),
-        slice_columns(plan.slice_columns),
-        warp_columns(columns_of_warp(plan.slice_columns, warps_of_share)),
-        rank(problem.geometry.rank),
-        operation(problem.operation),
-        workspace(workspace_) {}
+      : FewRowsCall<Problem>(problem, plan, workspace_),
+        warp_columns(columns_of_warp(plan.slice_columns, warps_of_share)) {}
 
  private:
   static int columns_of_warp(int slice_columns, int warps_of_share) {
@@ -101,7 +80,7 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
   const int slice = static_cast<int>(blockIdx.x / Shape::blocks_of_slice);
   const int share = static_cast<int>(blockIdx.x % Shape::blocks_of_slice) * Shape::shares + warp / parts;
   const index_type position = blockIdx.y;
-  RowGeometry::Row where{position * call.x_row_stride, position * call.y_row_stride, position};
+  const RowGeometry::Row where = call.row(problem.geometry, position);
   const index_type first_of_slice = static_cast<index_type>(slice) * call.slice_columns;
   // Of this warp's part of the slice.
   const index_type first = first_of_slice + part * call.warp_columns;
@@ -109,7 +88,6 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
       min(static_cast<int>(min(static_cast<index_type>(call.slice_columns), call.columns - first_of_slice)) -
               part * call.warp_columns,
           call.warp_columns);
-  if (call.rank > 1) where = row_of_several_dimensions(problem.geometry, position);
   grid_dependency_wait();
   if (call.slices == 0) return;
   std::uint32_t epoch = 0;
