@@ -178,7 +178,7 @@ struct NumberedSlice {
   }
 };
 
-/// `keeps`: exponentials wait where the logits were, for softmax.
+/// `keeps`: for softmax, exponentials wait in the registers that the logits were in.
 template <bool keeps, class Problem>
 __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blocks_a_multiprocessor)
     held_slices_kernel(const __grid_constant__ HeldSlicesCall<Problem> call,
@@ -272,7 +272,8 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
   call.workspace.clear_before_first_epoch(shared_epoch);
   if (share == 0) publish(0);
 
-  In* const slot = reinterpret_cast<In*>(held_slices_slot) + SlotVectors::first_column(share, lane);
+  const In* const slot =
+      reinterpret_cast<const In*>(held_slices_slot) + SlotVectors::first_column(share, lane);
   if (has_second) {
     const int columns = slice_of(1).columns, left = columns - SlotVectors::first_column(share, lane);
     const bool whole = columns == most_columns;

@@ -325,32 +325,23 @@ struct SplitRows {
     const std::size_t shared_bytes = slices > blocks ? HeldSlicesShape::slice_bytes : 0;
     const HeldSlicesCall<Problem> call(problem, plan, words_of_split_row,
                                        CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)));
-    const auto launch_kernel = [&](auto kernel) {
-      launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-        launch_cooperatively(exec, kernel, static_cast<unsigned>(blocks), HeldSlicesShape::threads,
-                             shared_bytes, call, problem);
-      });
-    };
-    if constexpr (SlicedRowResult<Problem>::keeps_exponentials) {
-      if (problem.operation == Operation::softmax) {
-        launch_kernel(&held_slices_kernel<true, Problem>);
-        return;
-      }
-    }
-    launch_kernel(&held_slices_kernel<false, Problem>);
+    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+      launch_cooperatively(exec, held_slices_kernel_for(problem), static_cast<unsigned>(blocks),
+                           HeldSlicesShape::threads, shared_bytes, call, problem);
+    });
   }
 
-  /// Of the kernel that this operation has.
+  template <class Problem>
+  static auto held_slices_kernel_for(const Problem& problem) {
+    if constexpr (SlicedRowResult<Problem>::keeps_exponentials) {
+      if (problem.operation == Operation::softmax) return &held_slices_kernel<true, Problem>;
+    }
+    return &held_slices_kernel<false, Problem>;
+  }
   template <class Problem>
   static const CooperativeLimits& limits_of_held_slices(const Kokkos::Cuda& exec, const Problem& problem) {
-    const auto limits_of = [&](auto kernel) -> const CooperativeLimits& {
-      return cooperative_limits(kernel, exec.cuda_device(), HeldSlicesShape::threads,
-                                HeldSlicesShape::slice_bytes);
-    };
-    if constexpr (SlicedRowResult<Problem>::keeps_exponentials) {
-      if (problem.operation == Operation::softmax) return limits_of(&held_slices_kernel<true, Problem>);
-    }
-    return limits_of(&held_slices_kernel<false, Problem>);
+    return cooperative_limits(held_slices_kernel_for(problem), exec.cuda_device(), HeldSlicesShape::threads,
+                              HeldSlicesShape::slice_bytes);
   }
 
   template <class Shape, class Problem>
