@@ -6,7 +6,6 @@
 # Kokkos::kokkoskernels exist, and these are set:
 #   KokkosSoftmax_KOKKOS_ORIGIN  PARENT, FOUND or FETCHED
 #   KokkosSoftmax_LANGUAGE       language of sources that include Kokkos: CXX, CUDA or HIP
-#   KokkosSoftmax_WRAPPED_SM_90  ON when nvcc_wrapper compiles them as CXX, for compute capability 9.0
 #   KokkosSoftmax_BACKENDS       what Kokkos was built with, in Kokkos' upper-case names
 #   KokkosSoftmax_LINEAR         ON when the heads are built
 
@@ -319,14 +318,6 @@ if(NOT KokkosSoftmax_LANGUAGE STREQUAL "CXX")
     set(CMAKE_${KokkosSoftmax_LANGUAGE}_ARCHITECTURES ${Kokkos_${KokkosSoftmax_LANGUAGE}_ARCHITECTURES})
   endif()
   enable_language(${KokkosSoftmax_LANGUAGE})
-endif()
-set(KokkosSoftmax_WRAPPED_SM_90 OFF)
-if(KokkosSoftmax_LANGUAGE STREQUAL "CXX" AND _kokkos_config MATCHES "#define KOKKOS_ARCH_HOPPER90[ \r\n]")
-  # Kokkos' launcher makes it the compiler of what uses Kokkos, else it is the C++ compiler itself.
-  get_property(_launcher GLOBAL PROPERTY RULE_LAUNCH_COMPILE)
-  if("${_launcher} ${CMAKE_CXX_COMPILER}" MATCHES "nvcc_wrapper")
-    set(KokkosSoftmax_WRAPPED_SM_90 ON)
-  endif()
 endif()
 list(JOIN KokkosSoftmax_BACKENDS ", " _backends)
 message(STATUS "KokkosSoftmax: Kokkos backends: ${_backends}")

@@ -3,7 +3,7 @@
 
 # What the library, its tests and its benchmarks share.
 
-set(kokkossoftmax_nvcc_sm_90a "${CMAKE_CURRENT_LIST_DIR}/nvcc_sm_90a.sh")
+include("${CMAKE_CURRENT_LIST_DIR}/KokkosSoftmax_Hopper.cmake")
 
 # kokkossoftmax_sources(<file>...): compile these with the language that Kokkos was built with. Call it where the target
 # is made: the property belongs to the folder.
@@ -49,9 +49,8 @@ function(kokkossoftmax_target target)
       list(APPEND architectures ${architecture})
     endforeach()
     set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
-  elseif(KokkosSoftmax_WRAPPED_SM_90)
-    get_property(launcher GLOBAL PROPERTY RULE_LAUNCH_COMPILE)
-    set_target_properties(${target} PROPERTIES RULE_LAUNCH_COMPILE "${kokkossoftmax_nvcc_sm_90a} ${launcher}")
+  else()
+    kokkossoftmax_compile_for_sm_90a(${target})
   endif()
 endfunction()
 
