@@ -747,9 +747,10 @@ struct SpoilSomeRows {
 
 // So many slices that blocks have one in registers and one in shared memory each, some of them or none: the
 // bits of grid_pipelined_rows, whatever the rows hold and however far apart they lie, in place, too; nothing
-// between them is written.
-template <class T, class Out>
-void check_held_slices(std::int64_t columns, std::int64_t planes, std::int64_t rows_of_plane) {
+// between them is written. At most one `transform`.
+template <class T, class Out, class... Transform>
+void check_held_slices(std::int64_t columns, std::int64_t planes, std::int64_t rows_of_plane,
+                       const Transform&... transform) {
   const Exec exec;
   const std::int64_t rows = planes * rows_of_plane, count = rows * columns;
   const Memory<T> compact(Kokkos::view_alloc("compact", Kokkos::WithoutInitializing), count);
@@ -779,11 +780,12 @@ void check_held_slices(std::int64_t columns, std::int64_t planes, std::int64_t r
         if (operation == Operation::logsumexp) {
           ks::logsumexp(exec, in,
                         Kokkos::View<Out**, Kokkos::LayoutRight, Kokkos::CudaSpace, Unmanaged>(
-                            to.data(), planes, rows_of_plane));
+                            to.data(), planes, rows_of_plane),
+                        transform...);
         } else if (operation == Operation::softmax) {
-          ks::softmax(exec, in, view_of(to));
+          ks::softmax(exec, in, view_of(to), transform...);
         } else {
-          ks::log_softmax(exec, in, view_of(to));
+          ks::log_softmax(exec, in, view_of(to), transform...);
         }
       };
       for (const auto& to : {y, expected}) Kokkos::deep_copy(exec, to, Out(77.0f));
@@ -821,6 +823,27 @@ TEST_F(CudaSlicedRows, RowsWhoseSlicesAreAllHeld) {
   check_held_slices<bhalf_t, float>(128256, 7, 13);
   check_held_slices<half_t, half_t>(80008, 3, 60);
   check_held_slices<half_t, float>(65536, 12, 20);
+}
+
+// With a transform that is one function of the logits of a row, of floats: a factor below 0, too, a
+// temperature of each row, and one that takes many instructions.
+TEST_F(CudaSlicedRows, RowsWhoseTransformedSlicesAreAllHeld) {
+  check_held_slices<float, float>(65536, 5, 12, ks::scale(1.7));
+  check_held_slices<float, float>(40004, 13, 11, ks::scale(-0.3));
+  check_held_slices<float, float>(128256, 33, 1, ks::scale(0.0));
+  constexpr std::int64_t planes = 4, rows_of_plane = 12;
+  const Kokkos::View<float**, Kokkos::LayoutRight, Kokkos::CudaSpace> temperature("temperature", planes,
+                                                                                  rows_of_plane);
+  const auto host = Kokkos::create_mirror_view(temperature);
+  for (std::int64_t p = 0; p < planes; ++p) {
+    for (std::int64_t r = 0; r < rows_of_plane; ++r)
+      host(p, r) = 0.1f + 0.3f * static_cast<float>(p * rows_of_plane + r);
+  }
+  host(0, 3) = -2;
+  Kokkos::deep_copy(temperature, host);
+  check_held_slices<float, float>(128256, planes, rows_of_plane, ks::temperature(temperature));
+  check_held_slices<float, float>(100004, planes, rows_of_plane, ks::temperature(temperature));
+  check_held_slices<float, float>(65536, 10, 9, ks::gelu());
 }
 
 // Rows that take so much of the grid's slots that some of their slices, or all, may be read twice: in slices

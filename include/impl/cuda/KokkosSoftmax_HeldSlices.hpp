@@ -38,7 +38,34 @@ struct HeldSlicesShape {
     if (all_slices <= multiprocessors * device.blocks_a_multiprocessor) return all_slices;
     return ceil_div(all_slices, slices * multiprocessors) * multiprocessors;
   }
+
+  /// Blocks on a multiprocessor that pay: what takes more instructions than a factor is done while nothing is
+  /// read. (Microseconds for 28, 40, 48, 56 and 64 rows of 128256 floats in a CUDA graph, by
+  /// grid_pipelined_rows and so: one H200, a factor 10.8 and 8.9, 13.2 and 12.6, 14.5 and 13.5, 17.2
+  /// and 15.0, 18.9 and 16.8, a temperature 12.6 and 9.8, 14.7 and 15.0, 16.5 and 15.9, 18.1 and 18.9, 20.4
+  /// twice; one H100, GELU 12.8 and 11.0, 16.0 and 15.0, 18.1 and 16.9, 20.9 and 21.1, 24.3 and 22.6.)
+  template <class Transform>
+  static constexpr int most_blocks =
+      std::is_same_v<Transform, BoundIdentity> || std::is_same_v<Transform, BoundScale> ? 4 : 3;
 };
+
+/// Transforms that are one function of the logit for all of a row.
+template <class Transform>
+inline constexpr bool is_one_function_of_row = std::is_same_v<Transform, BoundIdentity>;
+template <class F>
+requires requires {
+  F::is_same_for_all_rows;
+}
+inline constexpr bool is_one_function_of_row<BoundFunctor<F>> = true;
+template <class T>
+inline constexpr bool is_one_function_of_row<BoundTemperature<T>> = true;
+
+/// Whether these kernels can have the slices of such rows: with a transform, those of floats, which take no
+/// more room transformed.
+template <class Problem>
+inline constexpr bool slices_can_be_held =
+    sizeof(typename Problem::Acc) == 4 && is_one_function_of_row<typename Problem::Transform> &&
+    (!PartOfSlice<Problem>::has_transform || sizeof(typename Problem::In) == 4);
 
 /// A lane's vectors of some parts of its warp's share of a slice: all steps of a part that ReductionPlan
 /// gives to one lane in one lane here, too.
@@ -54,7 +81,7 @@ struct VectorsOfShare {
   static constexpr int lanes_of_part = static_cast<int>(Part::columns_together) / width;
   static constexpr int columns = 32 / lanes_of_part * Part::columns;  ///< of the slice: some parts
   static constexpr int rounds = HeldSlicesShape::slice_bytes / (columns * static_cast<int>(sizeof(In)));
-  static_assert(unit * static_cast<int>(sizeof(In)) == 4 && !Part::has_transform);
+  static_assert(unit * static_cast<int>(sizeof(In)) == 4 && slices_can_be_held<Problem>);
 
   struct alignas(vector_bytes) Vector {
     unsigned word[words];
@@ -77,6 +104,26 @@ struct VectorsOfShare {
 #pragma unroll
         for (unsigned& word : vector[i].word) word = bits_as<unsigned>(Part::Maximum::none().a);
         if (i * Part::stride < left) vector[i] = *reinterpret_cast<const Vector*>(from + i * Part::stride);
+      }
+    }
+  }
+  /// Logits become what the transform makes of them; -inf stays.
+  template <class TransformRow>
+  __device__ void transform(const TransformRow& row) {
+    if constexpr (Part::has_transform) {
+#pragma unroll
+      for (Vector& v : vector) {
+#pragma unroll
+        for (unsigned& word : v.word) word = bits_as<unsigned>(transformed<Acc>(row, bits_as<Acc>(word), 0));
+      }
+    }
+  }
+  /// Puts transformed logits back where they were loaded from.
+  __device__ void put_back(In* to, int left, bool whole) const {
+    if constexpr (Part::has_transform) {
+#pragma unroll
+      for (int i = 0; i < steps; ++i) {
+        if (whole || i * Part::stride < left) *reinterpret_cast<Vector*>(to + i * Part::stride) = vector[i];
       }
     }
   }
@@ -247,15 +294,21 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
     }
   };
 
+  const auto transform_of = [&](const NumberedSlice<Problem>& slice) {
+    return prepared_stage<Acc>(problem.transform.at_row(slice.where.index), 0);
+  };
   Vectors mine[Vectors::rounds];
   {
     const NumberedSlice<Problem> slice = slice_of(0);
     const int first_column = Vectors::first_column(share, lane), left = slice.columns - first_column;
     const bool whole = slice.columns == most_columns;
     const In* const x = call.x + slice.where.x_offset + slice.first_column + first_column;
+    const auto transform = transform_of(slice);
 #pragma unroll
     for (int r = 0; r < Vectors::rounds; ++r)
       mine[r].load(x + r * Vectors::columns, left - r * Vectors::columns, whole);
+#pragma unroll
+    for (Vectors& vectors : mine) vectors.transform(transform);
     auto maximum = Part::Maximum::none();
 #pragma unroll
     for (const Vectors& vectors : mine) vectors.join_maximum(maximum);
@@ -272,17 +325,20 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
   call.workspace.clear_before_first_epoch(shared_epoch);
   if (share == 0) publish(0);
 
-  const In* const slot =
-      reinterpret_cast<const In*>(held_slices_slot) + SlotVectors::first_column(share, lane);
+  In* const slot = reinterpret_cast<In*>(held_slices_slot) + SlotVectors::first_column(share, lane);
   if (has_second) {
-    const int columns = slice_of(1).columns, left = columns - SlotVectors::first_column(share, lane);
-    const bool whole = columns == most_columns;
+    const NumberedSlice<Problem> slice = slice_of(1);
+    const int left = slice.columns - SlotVectors::first_column(share, lane);
+    const bool whole = slice.columns == most_columns;
+    const auto transform = transform_of(slice);
     mbarrier_wait_parity(&came, 0);
     auto maximum = Part::Maximum::none();
     SlotVectors vectors;
 #pragma unroll
     for (int r = 0; r < SlotVectors::rounds; ++r) {
       vectors.load(slot + r * SlotVectors::columns, left - r * SlotVectors::columns, whole);
+      vectors.transform(transform);
+      vectors.put_back(slot + r * SlotVectors::columns, left - r * SlotVectors::columns, whole);
       vectors.join_maximum(maximum);
     }
     const Acc max = maximum.of_warp();

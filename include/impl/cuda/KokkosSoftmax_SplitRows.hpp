@@ -193,7 +193,8 @@ struct SplitRows {
     bool all_resident = holds<FewThreads>(exec, problem, plan);
     if constexpr (has_more_blocks<Problem>)
       all_resident = all_resident || holds<MoreBlocks>(exec, problem, plan);
-    if constexpr (can_hold_slices<Problem>) all_resident = all_resident || holds_slices(exec, problem, plan);
+    if constexpr (slices_can_be_held<Problem>)
+      all_resident = all_resident || holds_slices(exec, problem, plan);
     if (!all_resident) return "too many slices to be resident at once";
     return {};
   }
@@ -206,7 +207,7 @@ struct SplitRows {
     // 32768 9.9 and 11.8, 33 x 393216 9.1 and 10.5, float of three slices 250 x 24576 7.6 and 8.8, 352 x
     // 20000 9.6 and 10.3; but float 64 x 128256 11.0 and 10.2, 200 x 32768 10.6 and 9.7, and one a block
     // bfloat16 64 x 128256 9.3 and 8.7.)
-    if constexpr (can_hold_slices<Problem>) {
+    if constexpr (slices_can_be_held<Problem>) {
       const ReductionPlan plan = plan_of(problem);
       if (problem.operation == Operation::logsumexp &&
           (sizeof(typename Problem::In) == 2 || plan.slices <= 3) && holds_slices(exec, problem, plan) &&
@@ -226,7 +227,7 @@ struct SplitRows {
         return;
       }
     }
-    if constexpr (can_hold_slices<Problem>) {
+    if constexpr (slices_can_be_held<Problem>) {
       if (!holds<FewThreads>(exec, problem, plan) && holds_slices(exec, problem, plan)) {
         launch_held_slices(exec, problem, plan);
         return;
@@ -264,15 +265,6 @@ struct SplitRows {
   static constexpr bool has_more_blocks = sizeof(typename Problem::In) == 4 &&
                                           !PartOfSlice<Problem>::has_transform;
 
-  /// Rows that lie on boundaries of 16 bytes, and fill more blocks than these, too: see HeldSlices. (One
-  /// H200, microseconds in a CUDA graph, by grid_pipelined_rows and so: float 32 rows of 128256 11.1 and 8.7,
-  /// 40 12.6 and 11.3, 48 14.4 and 12.7, 56 16.6 and 14.1, 64 18.8 and 16.3, 17 of 393216 16.9 and 14.6, 200
-  /// of 32768 17.6 and 14.6; bfloat16 64 of 128256 13.3 and 11.9, 128 21.1 and 18.8. 16 and 24 rows of float
-  /// 6.2 and 7.3, with FewThreads 5.7 and 6.8.)
-  template <class Problem>
-  static constexpr bool can_hold_slices = sizeof(typename Problem::Acc) == 4 &&
-                                          !PartOfSlice<Problem>::has_transform;
-
   template <class Shape, class Problem>
   static index_type blocks(const Problem& problem, const ReductionPlan& plan) {
     return problem.geometry.rows * plan.slices * Shape::blocks_of_slice;
@@ -286,6 +278,11 @@ struct SplitRows {
                                                std::min(most_blocks, device.blocks_a_multiprocessor);
   }
 
+  /// Rows that lie on boundaries of 16 bytes, and fill more blocks than these, too: see HeldSlices. (One
+  /// H200, microseconds in a CUDA graph, by grid_pipelined_rows and so: float 32 rows of 128256 11.1 and 8.7,
+  /// 40 12.6 and 11.3, 48 14.4 and 12.7, 56 16.6 and 14.1, 64 18.8 and 16.3, 17 of 393216 16.9 and 14.6, 200
+  /// of 32768 17.6 and 14.6; bfloat16 64 of 128256 13.3 and 11.9, 128 21.1 and 18.8. 16 and 24 rows of float
+  /// 6.2 and 7.3, with FewThreads 5.7 and 6.8.)
   template <class Problem>
   static bool holds_slices(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
                            index_type slices_of_block = HeldSlicesShape::slices) {
@@ -295,8 +292,10 @@ struct SplitRows {
         !rows_begin_at<HeldSlicesShape::vector_bytes>(problem))
       return false;
     const CooperativeLimits& device = limits_of_held_slices(exec, problem);
+    const int blocks_a_multiprocessor =
+        std::min(device.blocks_a_multiprocessor, HeldSlicesShape::most_blocks<typename Problem::Transform>);
     return !device.refusal && problem.geometry.rows * plan.slices <=
-                                  slices_of_block * device.multiprocessors * device.blocks_a_multiprocessor;
+                                  slices_of_block * device.multiprocessors * blocks_a_multiprocessor;
   }
 
   template <class Problem>
