@@ -298,6 +298,13 @@ TEST_F(CudaDependentLaunch, SplitRows) {
   }
 }
 
+// One slice of each block, and two.
+TEST_F(CudaDependentLaunch, HeldSlices) {
+  check<float>({"held_slices_kernel", "split_rows", 28, 128256});
+  check<float>({"held_slices_kernel", "split_rows", 64, 128256});
+  check<bhalf_t>({"held_slices_kernel", "split_rows", 60, 131072});
+}
+
 // Rows that a block has for itself, and rows of several blocks. (Of float: it begins when all multiprocessors
 // have room, and of 16 bits it takes nearly all of their registers.)
 TEST_F(CudaDependentLaunch, GridPipelinedRows) {
@@ -320,8 +327,12 @@ TEST_F(CudaDependentLaunch, RowsOfFloatComeToTheirKernel) {
   } cases[] = {
       {1, length, "split_rows_kernel", "ILi2ELi2E"},
       {3 * multiprocessors / slices, length, "split_rows_kernel", "ILi1ELi8ELi768E"},
-      {4 * multiprocessors / slices, length, "split_rows_kernel", "ILi1ELi8ELi1024E"},
-      {4 * multiprocessors / slices + 1, length, "grid_pipelined_rows_kernel", "RingForE0E"},
+      // Those that lie on boundaries of 16 bytes, and those that do not.
+      {4 * multiprocessors / slices, length, "held_slices_kernel", "ILb1E"},
+      {8 * multiprocessors / slices, length, "held_slices_kernel", "ILb1E"},
+      {8 * multiprocessors / slices + 1, length, "grid_pipelined_rows_kernel", "RingForE0E"},
+      {4 * multiprocessors / slices, length + 1, "split_rows_kernel", "ILi1ELi8ELi1024E"},
+      {4 * multiprocessors / slices + 1, length + 1, "grid_pipelined_rows_kernel", "RingForE0E"},
       {1, 2200000, "grid_pipelined_rows_kernel", "RingForE1E"},
   };
   for (const auto& c : cases) {
