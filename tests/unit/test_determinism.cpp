@@ -427,6 +427,25 @@ TYPED_TEST(Determinism, ManyRowsWithATransformForAll) {
   }
 }
 
+// Rows that a device may deal to more threads where there is more of them than its L2 holds.
+TYPED_TEST(Determinism, FloatRowsOfMoreThanL2Holds) {
+  if (Kokkos::SpaceAccessibility<TypeParam, Kokkos::HostSpace>::accessible)
+    GTEST_SKIP() << "what hosts decide by the size of a call is in simd_rows";
+  const TypeParam exec{};
+  for (std::int64_t columns : {1028, 2048, 4096, 6144, 6148, 8192, 16384}) {
+    const std::int64_t rows = (std::int64_t(34) << 20) / columns + 1;
+    for (auto operation : operations) {
+      SameBits<float, TypeParam> same(operation, columns);
+      same.check(exec, {1});
+      same.check(exec, {rows});
+      same.check(exec, {rows, false, 0, 4});
+      same.check(exec, {rows, false, 1, 1});
+      same.check(exec, {rows, false, 0, 0, 1});
+      same.check(exec, {rows, false, 0, 0, -1, true});
+    }
+  }
+}
+
 TYPED_TEST(Determinism, OnAnotherInstance) {
   const TypeParam exec{};
   if (exec.concurrency() < 2) GTEST_SKIP() << "too few threads to divide";

@@ -95,6 +95,19 @@ TYPED_TEST(SpecialValues, LogarithmNearZero) {
   check_rows<bhalf_t, bhalf_t, TypeParam>(5001, rows);
 }
 
+// So many equal terms beside 1 that what is lost of each, or kept beside larger units, comes to a lot: terms
+// and sums of four of them that end halfway between units of 2^-16, or in all of the bits below.
+TYPED_TEST(SpecialValues, ManyEqualTerms) {
+  std::vector<RowMaker> rows;
+  for (const double term :
+       {0x1.8p-18, 0x1.4p-18, 0x1.7ffffep-18, 0x1.8p-20, 0x1.fffffep-1, 0x1.55p-2, 0x1p-30}) {
+    const double logit = std::log(term);
+    rows.push_back([=](auto column, auto) { return column == 0 ? 0.0 : logit; });
+  }
+  for (std::int64_t columns : {1000, 1024, 4096, 8192, 12288, 16384, 16383, 50257, 131072})
+    check_rows<float, float, TypeParam>(columns, rows);
+}
+
 TYPED_TEST(SpecialValues, LargestFinite) {
   const double largest = std::numeric_limits<double>::max();  // check_rows makes it the type's own
   check_rows_of_all_scalars<TypeParam>(

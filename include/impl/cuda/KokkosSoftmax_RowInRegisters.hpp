@@ -147,6 +147,17 @@ using RegistersOf = std::conditional_t<
                         !only_drops<typename Problem::Transform>>,
         RowRegisters<typename Problem::In, typename Problem::Out, vectors, irregular>>>;
 
+template <class Acc>
+struct ReduceWarps;
+
+/// Whether a row's vectors are added up exactly, each by itself, so that its bits do not say how many threads
+/// it was dealt to: rows of a block, of floats that are whole vectors.
+template <class Registers, class Reduce>
+inline constexpr bool adds_vectors_exactly = false;
+template <int vectors>
+inline constexpr bool adds_vectors_exactly<RowRegisters<float, float, vectors, false>, ReduceWarps<float>> =
+    true;
+
 /// From the logits in the registers of a row's threads to its outputs. `load` brings them there, see
 /// RowRegisters. `Reduce` gives every thread of the row the maximum and the sum over its threads, in an order
 /// that depends on the length alone; `store` is given what makes an output of what the registers hold then.
@@ -200,7 +211,13 @@ __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threa
   } else {
     exponentiate(std::false_type{});
   }
-  const Acc uncorrected_sum = reduce.sum(fold_accumulators<vectors>(of_vector, add));
+  const Acc uncorrected_sum = [&] {
+    if constexpr (adds_vectors_exactly<Registers, Reduce>) {
+      return reduce.sum_of(of_vector);
+    } else {
+      return reduce.sum(fold_accumulators<vectors>(of_vector, add));
+    }
+  }();
   const Acc sum = sum_or_special(
       max_of_row, keeps_exponentials ? uncorrected_sum : uncorrected_sum * exponential.correction);
   const RowResult<Acc> result(operation, MaxSum<Acc>{max, sum});
@@ -524,13 +541,25 @@ struct ReduceWarps {
   }
   template <bool second = false>
   __device__ Sum joined(const Sum& of_thread) const {
-    const Sum of_warp = warp.joined(of_thread);
+    return joined_warps<second>(warp.joined(of_thread));
+  }
+  template <bool second>
+  __device__ Sum joined_warps(const Sum& of_warp) const {
     const int lane = threadIdx.x % 32;
     if (lane == 0) shared.sums[second][threadIdx.x / 32] = of_warp;
     __syncthreads();
     return warp.joined(lane < blockDim.x / 32 ? shared.sums[second][lane] : Sum{0, 0});
   }
   __device__ Acc sum(Acc value) const { return joined(warp.partial_sum(value)).rounded(); }
+  /// The sum of all of these, whoever has which. (As floats would not be, to the last bit.)
+  template <int count>
+  __device__ float sum_of(const float (&value)[count]) const {
+    static_assert(count * 32 <= FixedPointSum::most_terms);
+    FixedPointSum sum = FixedPointSum::of(value[0]);
+#pragma unroll
+    for (int i = 1; i < count; ++i) sum.join(FixedPointSum::of(value[i]));
+    return joined_warps<false>(warp.joined(sum).carried()).rounded();
+  }
   template <bool exact>
   __device__ float sum_of_units(const FixedPointUnits& units) const {
     const int lane = threadIdx.x % 32;
@@ -1426,6 +1455,21 @@ struct BlockPerRow {
         if (in_turn || problem.geometry.rows == 0) launch_in_turn<8>(exec, problem);
         if (in_turn) return;
       }
+      if constexpr (may_have_fewer_registers<Problem>) {
+        const RowAlignment alignment = RowAlignment::of(problem);
+        const bool pays = columns <= 6144 && problem.operation != Operation::logsumexp &&
+                          comes_from_memory(problem) && (alignment.x | alignment.y) % 16 == 0;
+        // `reserve` launches over no rows: that loads these kernels, too.
+        if (pays || (problem.geometry.rows == 0 && columns <= 6144)) {
+          const bool fills_warps_of_two = columns <= 4096 && columns % (32 * 2 * Plan::width) == 0;
+          if (fills_warps_of_two) {
+            launch<2, false, 512, 4>(exec, problem, columns, 2 * Plan::width);
+          } else {
+            launch<4, false, 512, 2>(exec, problem, columns, 4 * Plan::width);
+          }
+        }
+        if (pays) return;
+      }
       launch_256<8, false>(exec, problem, 8 * Plan::width);
     } else {
       launch<8, false, 512, 2>(exec, problem, columns, 8 * Plan::width);
@@ -1530,6 +1574,20 @@ struct BlockPerRow {
     launch_rows_kernel<&rows_in_turn_kernel<vectors, 256, 2, Problem>, Registers>(
         exec, name, std::min(problem.geometry.rows, at_once), std::max(32, threads), 0, problem);
   }
+
+  /// Floats without a transform may have two vectors a thread, or four, in as few registers as many blocks
+  /// have: what comes from memory wants 64 KB under way on a multiprocessor, in as many rows as are that.
+  /// (One H200, softmax and log_softmax, fraction of a copy of 1 GiB, with eight, four and two vectors: 1536
+  /// columns 0.981 and 0.981, 0.984 and 0.983, 0.987 and 0.989, 2048 0.966 and 0.969, 0.967 and 0.968, 0.968
+  /// twice, 2572 0.975 and 0.973, 0.993 and 0.998, 0.972 and 0.944, 3072 0.977 and 0.973, 0.983 and 0.979,
+  /// 0.990 and 0.994, 4096 0.963 and 0.965, 0.974 and 0.976, 0.981 and 0.987, 5120 0.963 and 0.967, 0.982 and
+  /// 0.981, 0.973 and 0.955, 6144 0.961 and 0.962, 0.967 and 0.969, 0.861 and 0.827, 8192 0.964 and 0.977,
+  /// 0.966 twice, 0.936 and 0.900; 12288 0.959 and 0.973, with four 0.747 twice. logsumexp, on one H100, 4096
+  /// with eight and two 1.023 and 1.014, 6144 1.027 and 0.837.)
+  template <class Problem>
+  static constexpr bool may_have_fewer_registers =
+      adds_vectors_exactly<RegistersOf<Problem, 8, false>, ReduceWarps<typename Problem::Acc>>&&
+          std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
   /// Blocks of at most 256 threads: four on a multiprocessor where rows come from L2, three where they come
   /// from memory and more would be in each other's way. (Fraction of a copy with three and four, float on one

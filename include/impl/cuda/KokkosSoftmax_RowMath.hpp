@@ -206,6 +206,8 @@ struct ExactSum<double> {
 /// of 2^-16 and the rest in units of 2^-38. Exact from then on, so that the order of threads is free. What
 /// else floats can be gives anything.
 struct FixedPointSum {
+  /// Of each `low` has less than 2^21; a sum of sums that are carried() may have as many.
+  static constexpr int most_terms = 1 << 9;
   unsigned high, low;
 
   __device__ static FixedPointSum of(float sum) {
@@ -215,6 +217,14 @@ struct FixedPointSum {
     const float rest = sum - (rounded - to_high);
     return {bits_as<unsigned>(rounded) - bits_as<unsigned>(to_high),
             bits_as<unsigned>(rest + to_low) - bits_as<unsigned>(to_low)};
+  }
+  __device__ void join(const FixedPointSum& other) {
+    high += other.high;
+    low += other.low;
+  }
+  /// The same number, with what `low` has of units of `high` there.
+  __device__ FixedPointSum carried() const {
+    return {high + static_cast<unsigned>(static_cast<int>(low) >> 22), low & 0x3fffffu};
   }
   __device__ float rounded() const { return __ll2float_rn(units()) * 0x1p-38f; }
   __device__ double exact() const { return static_cast<double>(units()) * 0x1p-38; }

@@ -38,10 +38,7 @@ struct ShareSum<float> {
 
   __device__ static ShareSum none() { return {{0, 0}}; }
   __device__ static ShareSum of(float term) { return {FixedPointSum::of(term)}; }
-  __device__ void join(const ShareSum& other) {
-    sum.high += other.sum.high;
-    sum.low += other.sum.low;
-  }
+  __device__ void join(const ShareSum& other) { sum.join(other.sum); }
   __device__ ShareSum of_warp() const { return {{redux_add(sum.high), redux_add(sum.low)}}; }
   __device__ ExactSum<float> exact() const { return {sum.exact()}; }
 };
