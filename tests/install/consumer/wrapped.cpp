@@ -2,4 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 // What it is compiled with is what is looked at.
-int wrapped() { return 0; }
+int wrapped() {
+  return 0;
+}
