@@ -4,8 +4,8 @@
 # For our targets and, in the installed package, for those of its users.
 
 # kokkossoftmax_compile_for_sm_90a(<target>...): where nvcc_wrapper compiles these targets, and Kokkos tells it sm_90, it
-# does so for sm_90a. That has wgmma, which the library's own float heads want, and setmaxnreg, which the longest rows want
-# of whoever compiles their kernel. Elsewhere nothing changes: sources whose language is CUDA have it from
+# does so for sm_90a. That has wgmma, which float heads want, and setmaxnreg, which the longest rows of floats want, each
+# of whoever compiles their kernels. Elsewhere nothing changes: sources whose language is CUDA have it from
 # KokkosSoftmax::KokkosSoftmax. Call it where the targets are made.
 function(kokkossoftmax_compile_for_sm_90a)
   set(with_sm_90a "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/nvcc_sm_90a.sh")
