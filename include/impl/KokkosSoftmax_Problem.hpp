@@ -97,6 +97,11 @@ struct RowGeometry {
     return result;
   }
 
+  /// row() of one dimension of rows, or of a single row: nothing to find out before its logits are read.
+  KOKKOS_FORCEINLINE_FUNCTION Row row_of_one_dimension(index_type position) const {
+    return {position * x_stride[0], position * y_stride[0], position * row_weight[0]};
+  }
+
   /// The offset in x of the row that lies behind all others.
   KOKKOS_FORCEINLINE_FUNCTION index_type last_x_offset() const {
     index_type last = 0;

@@ -74,6 +74,23 @@ inline constexpr bool has_whole_rows_v = requires {
   Threads::has_whole_rows;
 };
 
+/// Likewise a block whose rows lie on boundaries of 16 bytes and have all vectors of its threads but, of some
+/// threads, the last one.
+struct BlockOfFilledRow {
+  static constexpr bool has_neighbours = false;
+  static constexpr bool fills_steps = true;
+  int index, count;
+
+  __device__ static constexpr int first_step() { return 0; }
+  __device__ void synchronize() const { __syncthreads(); }
+};
+
+/// Whether every thread has something of the row in all steps but the last.
+template <class Threads>
+inline constexpr bool fills_steps_v = has_whole_rows_v<Threads> || requires {
+  Threads::fills_steps;
+};
+
 /// A block that has what a single warp would have, each warp one step of it.
 struct WarpsOfRow {
   static constexpr int count = 32;
@@ -223,7 +240,7 @@ struct RowRegisters {
   /// interleave.)
   template <class Threads>
   __device__ static bool skips(int k, int columns, const Threads& threads) {
-    if constexpr (has_whole_rows_v<Threads>) return false;
+    if constexpr (fills_steps_v<Threads>) return false;
     constexpr int always = interleaved ? 2 : 5;
     return vectors > always && k >= always && k * threads.count * width >= columns;
   }
@@ -323,7 +340,7 @@ struct RowRegisters {
   __device__ static void fetch_vectors(const In* x, int columns, const Threads& threads,
                                        InVector (&raw)[vectors]) {
     const InVector nothing = vector_of_nothing();
-    if (has_whole_rows_v<Threads> || __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(x) % 16 == 0)) {
+    if (fills_steps_v<Threads> || __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(x) % 16 == 0)) {
       const auto* const from = anchored(reinterpret_cast<const InVector*>(x) + number(0, threads));
       if (is_full(vectors - 1, columns, threads)) {
 #pragma unroll
@@ -333,7 +350,8 @@ struct RowRegisters {
 #pragma unroll
         for (int k = 0; k < vectors; ++k) {
           raw[k] = nothing;
-          if (left > k * threads.count * width) raw[k] = load_streaming(from + k * threads.count);
+          if (has_all_of(k, threads) || left > k * threads.count * width)
+            raw[k] = load_streaming(from + k * threads.count);
         }
       }
     } else {
@@ -407,21 +425,21 @@ struct RowRegisters {
           }
         }
       }
-    } else if (has_whole_rows_v<Threads> ||
+    } else if (fills_steps_v<Threads> ||
                __all_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(y) % store_bytes == 0)) {
       auto* const to = anchored(reinterpret_cast<OutPart*>(y) + number(0, threads) * stores);
       const bool full = exists && is_full(vectors - 1, columns, threads);
       const int left = columns - number(0, threads) * width;
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
-        if (has_whole_rows_v<Threads> || full || left > k * threads.count * width) {
+        if (has_all_of(k, threads) || full || left > k * threads.count * width) {
           OutVector out;
           round_outputs(k, output, out);
 #pragma unroll
           for (int p = 0; p < stores; ++p) store_streaming(to + k * threads.count * stores + p, out.part[p]);
         }
       }
-    } else if constexpr (!has_whole_rows_v<Threads>) {
+    } else if constexpr (!fills_steps_v<Threads>) {
 #pragma unroll
       for (int k = 0; k < vectors; ++k) {
         if (number(k, threads) * width >= row_columns) break;
@@ -449,10 +467,15 @@ struct RowRegisters {
   __device__ static int number(int k, const Threads& threads) {
     return (k + threads.first_step()) * threads.count + threads.index;
   }
+  /// Whether it is known of step k that every thread has a whole vector of the row there.
+  template <class Threads>
+  __device__ static constexpr bool has_all_of(int k, const Threads&) {
+    return has_whole_rows_v<Threads> || (fills_steps_v<Threads> && k < vectors - 1);
+  }
   /// Whether every thread has whole vectors of the row in step k.
   template <class Threads>
   __device__ static bool is_full(int k, int columns, const Threads& threads) {
-    return has_whole_rows_v<Threads> || (k + threads.first_step() + 1) * threads.count * width <= columns;
+    return has_all_of(k, threads) || (k + threads.first_step() + 1) * threads.count * width <= columns;
   }
   template <class Threads>
   __device__ static int interleaved_column(int step, const Threads& threads) {
@@ -672,7 +695,8 @@ struct PackedRow {
   /// Likewise of what a mask keeps, too, whose last value in memory is before `end_of_mask`.
   template <class Threads, class MaskOfRow>
   __device__ void load_masked(const T* x, index_type may_read_behind, int columns_, int kept,
-                              const Threads& threads, const MaskOfRow& mask, const bool* end_of_mask) {
+                              const Threads& threads, const MaskOfRow& mask, const bool* end_of_mask,
+                              bool reads_mask_once) {
     read(x, may_read_behind, columns_, kept, threads);
     const auto drop_outside = [&] {
       for_each_outside(columns_ - kept, threads, [&](int k, int i) { drop(k, i); });
@@ -704,7 +728,7 @@ struct PackedRow {
         if (skips(k, threads)) break;
         bytes[k] = {{0, 0}};
         if (left_to_read > offset(k, threads) && in_memory >= offset(k, threads) + width)
-          bytes[k] = MaskBytes::read(from + offset(k, threads));
+          bytes[k] = MaskBytes::read(from + offset(k, threads), reads_mask_once);
       }
       // Behind the mask's last row lies, as a rule, nothing.
       if (!__all_sync(0xffffffffu, in_memory >= left_to_read + width - 1)) {

@@ -126,11 +126,12 @@ struct TransformedLogits {
 };
 
 /// Whether a block may have rows one after the other, each read while the one before it is computed, in a
-/// kernel for whole rows alone: logits of float with a transform that may be the same for all rows.
+/// kernel for whole rows alone: logits of float with a transform that has operands, which may be the same for
+/// all rows. (A factor alone and GELU are as fast or faster with a block for each row.)
 template <class Problem>
 inline constexpr bool may_have_rows_in_turn = [] {
   using Transform = typename Problem::Transform;
-  return std::is_same_v<typename Problem::In, float> && !std::is_same_v<Transform, BoundIdentity> &&
+  return std::is_same_v<typename Problem::In, float> && operands_of<Transform> != 0 &&
          !is_known_at_run_time<Transform> && requires(const Transform& t) {
     t.has_rows_alike();
   };
@@ -161,15 +162,16 @@ inline constexpr bool adds_vectors_exactly<RowRegisters<float, float, vectors, f
 /// From the logits in the registers of a row's threads to its outputs. `load` brings them there, see
 /// RowRegisters. `Reduce` gives every thread of the row the maximum and the sum over its threads, in an order
 /// that depends on the length alone; `store` is given what makes an output of what the registers hold then.
+/// `is_softmax`: the operation, or, a constant, what alone the kernel is for.
 template <class Problem, class Registers, class Threads, class Reduce, class Load, class Store>
 __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threads& threads,
                                                      const Problem& problem, typename Problem::Out* lse,
                                                      bool writes_lse, const Reduce& reduce, const Load& load,
-                                                     const Store& store) {
+                                                     const Store& store, bool is_softmax) {
   using Acc = typename Problem::Acc;
   using Out = typename Problem::Out;
   constexpr int vectors = Registers::vectors, width = Registers::width;
-  const Operation operation = problem.operation;
+  const Operation operation = is_softmax ? Operation::softmax : problem.operation;
   const auto columns = static_cast<int>(problem.geometry.columns);
   const auto larger = [](Acc a, Acc b) { return maximum_or_nan(a, b); };
   Acc max_of_row;
@@ -189,7 +191,7 @@ __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threa
 #pragma unroll
     for (auto& value : row.held) value -= max;
   }
-  const bool keeps_exponentials = operation == Operation::softmax;
+  const bool keeps_exponentials = is_softmax;
   Acc of_vector[vectors];
 #pragma unroll
   for (int k = 0; k < vectors; ++k) of_vector[k] = 0;
@@ -223,12 +225,20 @@ __device__ __forceinline__ void softmax_in_registers(Registers& row, const Threa
   const RowResult<Acc> result(operation, MaxSum<Acc>{max, sum});
   if (operation == Operation::logsumexp) {
     if (writes_lse) *lse = store_as<Out>(result.logsumexp());
-  } else if (operation == Operation::log_softmax) {
+  } else if (!is_softmax) {
     const Acc left = exponential.subtracts_first() ? Acc(0) : max;
     store([&](Acc value) { return (value - left) - result.log_sum; });
   } else {
     store([&](Acc exponential_of_value) { return exponential_of_value * result.factor; });
   }
+}
+template <class Problem, class Registers, class Threads, class Reduce, class Load, class Store>
+__device__ __forceinline__ void softmax_in_registers(Registers& row, const Threads& threads,
+                                                     const Problem& problem, typename Problem::Out* lse,
+                                                     bool writes_lse, const Reduce& reduce, const Load& load,
+                                                     const Store& store) {
+  softmax_in_registers(row, threads, problem, lse, writes_lse, reduce, load, store,
+                       problem.operation == Operation::softmax);
 }
 
 /// Of rows by address. Below no logit at all any number is as good, but not one whose product with log2(e) is
@@ -627,10 +637,53 @@ __device__ __forceinline__ int gap_to_read(const Problem& problem) {
   return reads ? static_cast<int>(min(g.y_stride[g.rank - 1] - g.columns, index_type(32))) : 0;
 }
 
+template <class Problem>
+bool comes_from_memory(const Problem& problem) {
+  constexpr index_type most_bytes_near_l2 = index_type(128) << 20;
+  const RowGeometry& g = problem.geometry;
+  return g.rows * g.columns * static_cast<index_type>(sizeof(*problem.x)) > most_bytes_near_l2;
+}
+
+/// Whether each row's operands are for it alone, and come from memory. Then they are read as x is, with the
+/// hint that nobody reads them again: else they take room in L2 from what is to be written. (Fraction of a
+/// copy without and with the hint, softmax of 1 GiB of floats on one H200: a mask as large as x 64 columns
+/// 0.965 and 1.007, 1024 0.947 and 0.997, 4096 0.919 and 0.987, 5000 0.907 and 0.984, 8192 0.905 and 0.980; a
+/// bias 1.022 and 1.033, 0.981 and 1.021, 0.993 and 1.026, 0.992 and 1.028, 0.987 and 1.028.)
+template <class Problem>
+inline constexpr bool may_read_operands_once =
+    operands_of<typename Problem::Transform> != 0 && !is_known_at_run_time<typename Problem::Transform>;
+template <class Problem>
+bool reads_operands_once([[maybe_unused]] const Problem& problem) {
+  if constexpr (may_read_operands_once<Problem>) {
+    bool once = comes_from_memory(problem);
+    problem.transform.visit_operands([&]<class T>(const LogitOperand<T>& operand) {
+      const RowOffset& offset = operand.row_offset;
+      once = once && offset.rank > 0;
+      for (int d = 0; d < offset.rank; ++d) once = once && offset.stride[d] != 0;
+    });
+    return once;
+  } else {
+    return false;
+  }
+}
+/// A row's transform, with the hint if `once`.
+template <class Problem, class TransformRow>
+__device__ __forceinline__ TransformRow with_hint(const TransformRow& transform, [[maybe_unused]] bool once) {
+  if constexpr (may_read_operands_once<Problem>) {
+    return map_operands(transform, [&]<class Operand>(Operand operand) {
+      operand.read_once = once;
+      return operand;
+    });
+  } else {
+    return transform;
+  }
+}
+
 /// Reads the row at `where` of those of the problem: what softmax_in_registers asks for.
 template <class Problem, class Registers, class Threads>
 __device__ __forceinline__ auto load_row(const Problem& problem, const RowGeometry::Row& where,
-                                         Registers& row, const Threads& threads, bool looks) {
+                                         Registers& row, const Threads& threads, bool looks,
+                                         [[maybe_unused]] bool reads_operands_once = false) {
   using In = typename Problem::In;
   const RowGeometry& g = problem.geometry;
   if constexpr (is_packed<Problem>) {
@@ -642,7 +695,7 @@ __device__ __forceinline__ auto load_row(const Problem& problem, const RowGeomet
     const auto kept = static_cast<int>(end_of_kept(transform, g.columns));
     if constexpr (has_packed_mask<Transform>) {
       row.load_masked(x, behind, columns, kept, threads, mask_of_row<Transform>(transform).mask,
-                      PartsOfChain<Transform>::mask(problem.transform).end(columns));
+                      PartsOfChain<Transform>::mask(problem.transform).end(columns), reads_operands_once);
     } else {
       row.load(x, behind, columns, kept, threads);
     }
@@ -655,7 +708,7 @@ __device__ __forceinline__ auto load_row(const Problem& problem, const RowGeomet
     return true;
   } else {
     return row.load(problem.x + where.x_offset, static_cast<int>(g.columns), threads,
-                    problem.transform.at_row(where.index), looks);
+                    with_hint<Problem>(problem.transform.at_row(where.index), reads_operands_once), looks);
   }
 }
 template <class Problem, class Registers, class Threads, class Output>
@@ -676,7 +729,7 @@ __device__ __forceinline__ void store_row(const Problem& problem, const RowGeome
 template <int vectors, bool irregular, int group, class Problem>
 __global__ void __launch_bounds__(
     128, least_blocks_of_warps<Problem, RegistersOf<Problem, vectors, irregular>, irregular>)
-    warp_per_row_kernel(const __grid_constant__ Problem problem) {
+    warp_per_row_kernel(const __grid_constant__ Problem problem, bool reads_operands_once) {
   using Registers = RegistersOf<Problem, vectors, irregular>;
   const index_type position = static_cast<index_type>(blockIdx.x) * (128 / group) + threadIdx.x / group;
   const bool exists = position < problem.geometry.rows;
@@ -696,7 +749,12 @@ __global__ void __launch_bounds__(
   softmax_in_registers(
       row, threads, problem, problem.y + where.y_offset, exists && threads.index == 0,
       ReduceGroup<typename Problem::Acc, group>{},
-      [&](bool looks) { return load_row(problem, where, row, threads, looks); },
+      [&](bool looks) {
+        // (To be asked takes registers, which for two operands there are not: a factor, a bias and a mask,
+        // 1024 columns of float, 0.91 of a copy.)
+        constexpr bool may_ask = operands_of<typename Problem::Transform> == 1;
+        return load_row(problem, where, row, threads, looks, may_ask && reads_operands_once);
+      },
       [&](const auto& output) { store_row(problem, where, position, row, threads, output); });
 }
 
@@ -704,7 +762,7 @@ __global__ void __launch_bounds__(
 /// more warps.
 template <int vectors, bool irregular, int most_threads, int least_blocks, class Reduce, class Problem>
 __global__ void __launch_bounds__(most_threads, least_blocks)
-    block_per_row_kernel(const __grid_constant__ Problem problem) {
+    block_per_row_kernel(const __grid_constant__ Problem problem, bool reads_operands_once) {
   using Registers = RegistersOf<Problem, vectors, irregular>;
   using Threads = typename Reduce::Threads;
   extern __shared__ __align__(16) char images_of_rows[];
@@ -722,13 +780,36 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
   Registers row;
   softmax_in_registers(
       row, threads, problem, problem.y + where.y_offset, threadIdx.x == 0, Reduce{shared, {}},
-      [&](bool looks) { return load_row(problem, where, row, threads, looks); },
+      [&](bool looks) {
+        // (Of rows that are not packed those that fill their threads' vectors have a kernel for it.)
+        return load_row(problem, where, row, threads, looks, is_packed<Problem> && reads_operands_once);
+      },
       [&](const auto& output) { store_row(problem, where, blockIdx.x, row, threads, output); });
+}
+
+/// The same to the same bits, for rows of one dimension that fill their threads' vectors (BlockOfFilledRow).
+/// `is_softmax`, or another operation.
+template <bool is_softmax, bool reads_operands_once, int vectors, int most_threads, int least_blocks,
+          class Problem>
+__global__ void __launch_bounds__(most_threads, least_blocks)
+    block_per_filled_row_kernel(const __grid_constant__ Problem problem) {
+  using Registers = RegistersOf<Problem, vectors, false>;
+  using Reduce = ReduceWarps<typename Problem::Acc>;
+  __shared__ typename Reduce::Shared shared;
+  const BlockOfFilledRow threads{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
+  grid_dependency_wait();
+  if (problem.geometry.rows == 0) return;
+  const RowGeometry::Row where = problem.geometry.row_of_one_dimension(blockIdx.x);
+  Registers row;
+  softmax_in_registers(
+      row, threads, problem, problem.y + where.y_offset, threadIdx.x == 0, Reduce{shared, {}},
+      [&](bool looks) { return load_row(problem, where, row, threads, looks, reads_operands_once); },
+      [&](const auto& output) { store_row(problem, where, blockIdx.x, row, threads, output); }, is_softmax);
 }
 
 /// The same to the same bits, see may_have_rows_in_turn: half as many blocks on a multiprocessor, and each
 /// with two rows under way.
-template <int vectors, int most_threads, int least_blocks, class Problem>
+template <bool is_softmax, int vectors, int most_threads, int least_blocks, class Problem>
 __global__ void __launch_bounds__(most_threads, least_blocks)
     rows_in_turn_kernel(const __grid_constant__ Problem problem) {
   using Registers = RegistersOf<Problem, vectors, false>;
@@ -754,7 +835,7 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
     fetch();
     softmax_in_registers(
         row, threads, problem, y, threads.index == 0, Reduce{shared, {}}, [](bool) { return true; },
-        [&](const auto& output) { row.store(y, columns, true, threads, output); });
+        [&](const auto& output) { row.store(y, columns, true, threads, output); }, is_softmax);
   }
 }
 
@@ -1101,15 +1182,15 @@ bool lies_anywhere(const Problem& problem) {
 }
 
 /// Launches one of these kernels with `image_bytes` of shared memory where rows have to be shifted.
-template <auto kernel, class Registers, class Problem>
+template <auto kernel, class Registers, class Problem, class... More>
 void launch_rows_kernel(const Kokkos::Cuda& exec, const char* name, index_type blocks, int threads,
-                        int image_bytes, const Problem& problem) {
+                        int image_bytes, const Problem& problem, More... more) {
   const RowAlignment alignment = RowAlignment::of(problem);
   const bool writes_rows = problem.operation != Operation::logsumexp;
   const bool has_image = Registers::by_address ? writes_rows && alignment.difference % 16 != 0
                                                : writes_rows && alignment.y % Registers::store_bytes != 0;
   launch_with_shared<kernel>(exec, kernel_label(problem.operation, name), blocks, threads,
-                             has_image ? image_bytes : 0, problem);
+                             has_image ? image_bytes : 0, problem, more...);
 }
 
 /// Launches a kernel of staged rows, whose images take so many bytes each, if they are to be staged; whether.
@@ -1334,7 +1415,7 @@ struct WarpPerRow {
       launch_rows_kernel<
           &block_per_row_kernel<1, true, threads, 4, ReduceWarps<typename Problem::Acc>, Problem>,
           OfOneVector>(exec, name, rows, (S::vectors * S::lanes + 31) / 32 * 32,
-                       OfOneVector::image_bytes(threads), problem);
+                       OfOneVector::image_bytes(threads), problem, reads_operands_once(problem));
     }
   }
 
@@ -1352,7 +1433,8 @@ struct WarpPerRow {
     using Reduce = std::conditional_t<Registers::by_address, ReduceWarps<Acc>, ReduceVectors<Acc, vectors>>;
     constexpr int threads = vectors * 32, most_threads = Registers::by_address ? 256 : threads;
     launch_rows_kernel<&block_per_row_kernel<1, irregular, most_threads, 4, Reduce, Problem>, Registers>(
-        exec, name, problem.geometry.rows, threads, Registers::image_bytes(threads), problem);
+        exec, name, problem.geometry.rows, threads, Registers::image_bytes(threads), problem,
+        reads_operands_once(problem));
   }
   template <int vectors, bool irregular, int group, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem) {
@@ -1360,7 +1442,7 @@ struct WarpPerRow {
     constexpr int rows_of_block = 128 / group;
     launch_rows_kernel<&warp_per_row_kernel<vectors, irregular, group, Problem>, Registers>(
         exec, name, (problem.geometry.rows + rows_of_block - 1) / rows_of_block, 128,
-        rows_of_block * Registers::image_bytes(group), problem);
+        rows_of_block * Registers::image_bytes(group), problem, reads_operands_once(problem));
   }
 };
 
@@ -1455,7 +1537,7 @@ struct BlockPerRow {
         if (in_turn || problem.geometry.rows == 0) launch_in_turn<8>(exec, problem);
         if (in_turn) return;
       }
-      if constexpr (may_have_fewer_registers<Problem>) {
+      if constexpr (has_plain_floats<Problem>) {
         const RowAlignment alignment = RowAlignment::of(problem);
         const bool pays = columns <= 6144 && problem.operation != Operation::logsumexp &&
                           comes_from_memory(problem) && (alignment.x | alignment.y) % 16 == 0;
@@ -1470,8 +1552,10 @@ struct BlockPerRow {
         }
         if (pays) return;
       }
+      if (launch_filled_rows(exec, problem)) return;
       launch_256<8, false>(exec, problem, 8 * Plan::width);
     } else {
+      if (launch_filled_rows(exec, problem)) return;
       launch<8, false, 512, 2>(exec, problem, columns, 8 * Plan::width);
     }
   }
@@ -1531,13 +1615,6 @@ struct BlockPerRow {
     }
   }
 
-  template <class Problem>
-  static bool comes_from_memory(const Problem& problem) {
-    constexpr index_type most_bytes_near_l2 = index_type(128) << 20;
-    const RowGeometry& g = problem.geometry;
-    return g.rows * g.columns * static_cast<index_type>(sizeof(*problem.x)) > most_bytes_near_l2;
-  }
-
   template <int vectors, int most_threads, int least_blocks, class Problem>
   static void launch_logits(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors_of_row) {
     if constexpr (RowInRegistersPlan<Problem>::may_stage) {
@@ -1571,8 +1648,16 @@ struct BlockPerRow {
     const auto threads = static_cast<int>(problem.geometry.columns / Registers::count);
     const index_type at_once =
         static_cast<index_type>(exec.cuda_device_prop().multiProcessorCount) * 512 / std::max(32, threads);
-    launch_rows_kernel<&rows_in_turn_kernel<vectors, 256, 2, Problem>, Registers>(
-        exec, name, std::min(problem.geometry.rows, at_once), std::max(32, threads), 0, problem);
+    const auto launch_for = [&](auto is_softmax) {
+      launch_rows_kernel<&rows_in_turn_kernel<decltype(is_softmax)::value, vectors, 256, 2, Problem>,
+                         Registers>(exec, name, std::min(problem.geometry.rows, at_once),
+                                    std::max(32, threads), 0, problem);
+    };
+    if (problem.operation == Operation::softmax) {
+      launch_for(std::true_type{});
+    } else {
+      launch_for(std::false_type{});
+    }
   }
 
   /// Floats without a transform may have two vectors a thread, or four, in as few registers as many blocks
@@ -1585,9 +1670,64 @@ struct BlockPerRow {
   /// 0.966 twice, 0.936 and 0.900; 12288 0.959 and 0.973, with four 0.747 twice. logsumexp, on one H100, 4096
   /// with eight and two 1.023 and 1.014, 6144 1.027 and 0.837.)
   template <class Problem>
-  static constexpr bool may_have_fewer_registers =
+  static constexpr bool has_plain_floats =
       adds_vectors_exactly<RegistersOf<Problem, 8, false>, ReduceWarps<typename Problem::Acc>>&&
           std::is_same_v<typename Problem::Transform, BoundIdentity>;
+
+  /// Floats, for others were not measured. Not with a causal mask, which has less to read; nor with what is
+  /// known at run time alone, for the compiler's time.
+  template <class Problem>
+  static constexpr bool may_fill_vectors =
+      std::is_same_v<typename Problem::In, float>&& std::is_same_v<typename Problem::Out, float> &&
+      !is_known_at_run_time<typename Problem::Transform> &&
+      !knows_end_of_kept<typename Problem::Transform::Row>;
+
+  /// Launches block_per_filled_row_kernel where that is faster; whether.
+  template <class Problem>
+  static bool launch_filled_rows(const Kokkos::Cuda& exec, const Problem& problem) {
+    if constexpr (!may_fill_vectors<Problem>) {
+      return false;
+    } else if constexpr (has_plain_floats<Problem>) {
+      const bool writes_rows = problem.operation != Operation::logsumexp;
+      return launch_filled<4, 768>(exec, problem, writes_rows && comes_from_memory(problem)) ||
+             launch_filled<4, 1024>(exec, problem, true);
+    } else {
+      constexpr bool has_operands = operands_of<typename Problem::Transform> != 0;
+      return launch_filled<8, 512>(
+          exec, problem, has_operands || problem.geometry.columns <= 12288 || comes_from_memory(problem));
+    }
+  }
+  template <int vectors, int most_threads, class Problem>
+  static bool launch_filled(const Kokkos::Cuda& exec, const Problem& problem, bool pays) {
+    using Registers = RegistersOf<Problem, vectors, false>;
+    const RowGeometry& g = problem.geometry;
+    const int threads = RowInRegistersPlan<Problem>::threads_of_block(g.columns, Registers::count);
+    if (threads > most_threads) return false;
+    const RowAlignment alignment = RowAlignment::of(problem);
+    const bool fills =
+        g.rank <= 1 && g.columns > (vectors - 1) * Registers::width * threads && alignment.x % 16 == 0 &&
+        (problem.operation == Operation::logsumexp || alignment.y % Registers::store_bytes == 0);
+    // `reserve` launches over no rows: that loads the kernel, which a capture could not do.
+    if (g.rows > 0 && !(fills && pays)) return false;
+    const auto launch_for = [&](auto is_softmax, auto once) {
+      launch_rows_kernel<&block_per_filled_row_kernel<decltype(is_softmax)::value, decltype(once)::value,
+                                                      vectors, most_threads, 2, Problem>,
+                         Registers>(exec, name, g.rows, threads, 0, problem);
+    };
+    const auto launch_with = [&](auto once) {
+      if (problem.operation == Operation::softmax) {
+        launch_for(std::true_type{}, once);
+      } else {
+        launch_for(std::false_type{}, once);
+      }
+    };
+    const bool reads_once = reads_operands_once(problem);
+    if (g.rows == 0 || !reads_once) launch_with(std::false_type{});
+    if constexpr (may_read_operands_once<Problem>) {
+      if (g.rows == 0 || reads_once) launch_with(std::true_type{});
+    }
+    return g.rows > 0;
+  }
 
   /// Blocks of at most 256 threads: four on a multiprocessor where rows come from L2, three where they come
   /// from memory and more would be in each other's way. (Fraction of a copy with three and four, float on one
@@ -1601,7 +1741,7 @@ struct BlockPerRow {
     if (g.rows == 0 || from_memory)
       launch<vectors, irregular, 256, 3>(exec, problem, g.columns, columns_of_thread);
     if (g.rows == 0 || !from_memory)
-      launch<vectors, irregular, 256, 4>(exec, problem, g.columns, columns_of_thread);
+      launch<vectors, irregular, 512, 2>(exec, problem, g.columns, columns_of_thread);  // four of 256 threads
   }
 
   template <int vectors, bool irregular, int most_threads, int least_blocks, class Problem>
@@ -1612,7 +1752,7 @@ struct BlockPerRow {
     const int threads = RowInRegistersPlan<Problem>::threads_of_block(columns, columns_of_thread);
     launch_rows_kernel<&block_per_row_kernel<vectors, irregular, most_threads, least_blocks, Reduce, Problem>,
                        Registers>(exec, name, problem.geometry.rows, threads, Registers::image_bytes(threads),
-                                  problem);
+                                  problem, reads_operands_once(problem));
   }
 };
 
