@@ -261,12 +261,17 @@ TEST_F(CudaDependentLaunch, WarpPerRow) {
 }
 
 TEST_F(CudaDependentLaunch, BlockPerRow) {
+  // A row of a warp in more of them, and rows that begin off boundaries of 16 bytes.
   for (const Shape& shape : {Shape{"block_per_row_kernel", "warp_per_row", 20, 1000},
-                             Shape{"block_per_row_kernel", "block_per_row", 5, 4096}}) {
+                             Shape{"block_per_row_kernel", "block_per_row", 5, 4096, 2}}) {
     check<float>(shape);
     check<bhalf_t>(shape);
     check_with_bias(shape);
   }
+  const Shape filled{"block_per_filled_row_kernel", "block_per_row", 5, 4096};
+  check<float>(filled);
+  check_with_bias(filled);
+  check<bhalf_t>({"block_per_row_kernel", "block_per_row", 5, 4096});
   const Shape irregular{"block_per_row_kernel", "block_per_row", 5, 4097};
   check<float>(irregular);
   check<bhalf_t>(irregular);
@@ -325,6 +330,11 @@ TEST_F(CudaDependentLaunch, RowsOfFloatComeToTheirKernel) {
     std::int64_t rows, columns;
     const char *kernel, *parameters;
   } cases[] = {
+      // Of more than L2 holds, and of less.
+      {6000, 8192, "block_per_filled_row_kernel", "ILb1ELb0ELi4ELi768E"},
+      {300, 8192, "block_per_filled_row_kernel", "ILb1ELb0ELi4ELi1024E"},
+      {3000, 16384, "block_per_filled_row_kernel", "ILb1ELb0ELi4ELi1024E"},
+      {9000, 5000, "block_per_row_kernel", "ILi4ELb0ELi512E"},
       {1, length, "split_rows_kernel", "ILi2ELi2E"},
       {3 * multiprocessors / slices, length, "split_rows_kernel", "ILi1ELi8ELi768E"},
       // Those that lie on boundaries of 16 bytes, and those that do not.
@@ -335,10 +345,7 @@ TEST_F(CudaDependentLaunch, RowsOfFloatComeToTheirKernel) {
       {4 * multiprocessors / slices + 1, length + 1, "grid_pipelined_rows_kernel", "RingForE0E"},
       {1, 2200000, "grid_pipelined_rows_kernel", "RingForE1E"},
   };
-  for (const auto& c : cases) {
-    const Layout rows = reference::right({c.rows, c.columns});
-    Buffer<Exec> x(Scalar::float32, rows), y(Scalar::float32, rows);
-    const auto softmax = [&] { ks::softmax(exec, x.view<const float, 2>(), y.view<float, 2>()); };
+  const auto check_kernel = [&](const auto& softmax, const char* expected, const char* parameters) {
     softmax();
     std::string kernel;
     const Graph graph(stream, [&] {
@@ -347,8 +354,31 @@ TEST_F(CudaDependentLaunch, RowsOfFloatComeToTheirKernel) {
     });
     ASSERT_EQ(graph.failure(), "");
     if (kernel.empty()) GTEST_SKIP() << "CUDA does not tell the names of kernels";
-    EXPECT_NE(kernel.find(c.kernel), std::string::npos) << kernel << ", " << c.rows << " rows";
-    EXPECT_NE(kernel.find(c.parameters), std::string::npos) << kernel << ", " << c.rows << " rows";
+    EXPECT_NE(kernel.find(expected), std::string::npos) << kernel;
+    EXPECT_NE(kernel.find(parameters), std::string::npos) << kernel;
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(std::to_string(c.rows) + " x " + std::to_string(c.columns));
+    const Layout rows = reference::right({c.rows, c.columns});
+    Buffer<Exec> x(Scalar::float32, rows), y(Scalar::float32, rows);
+    check_kernel([&] { ks::softmax(exec, x.view<const float, 2>(), y.view<float, 2>()); }, c.kernel,
+                 c.parameters);
+  }
+  // A bias as large as x, which comes from memory or from L2, and one for all rows.
+  for (const std::int64_t rows : {8000, 300}) {
+    for (const std::int64_t rows_of_bias : {rows, std::int64_t(1)}) {
+      SCOPED_TRACE(std::to_string(rows) + " rows with a bias of " + std::to_string(rows_of_bias));
+      const Layout layout = reference::right({rows, 5000});
+      Buffer<Exec> x(Scalar::float32, layout), y(Scalar::float32, layout),
+          bias(Scalar::float32, reference::right({rows_of_bias, 5000}));
+      const bool once = rows == 8000 && rows_of_bias == rows;
+      check_kernel(
+          [&] {
+            ks::softmax(exec, x.view<const float, 2>(), y.view<float, 2>(),
+                        ks::bias(bias.view<const float, 2>()));
+          },
+          "block_per_filled_row_kernel", once ? "ILb1ELb1ELi8ELi512E" : "ILb1ELb0ELi8ELi512E");
+    }
   }
 }
 

@@ -277,7 +277,7 @@ TYPED_TEST(Determinism, Bfloat16) {
 
 TYPED_TEST(Determinism, EveryMisalignmentFloat) {
   check_misalignments<float, TypeParam>(
-      {2, 33, 64, 65, 259, 515, 1000, 1001, 1025, 4096, 4097, 12288, 12291, 20003}, no_transform);
+      {2, 33, 64, 65, 259, 515, 1000, 1001, 1025, 4096, 4097, 7172, 12288, 12291, 20003}, no_transform);
 }
 TYPED_TEST(Determinism, EveryMisalignmentDouble) {
   check_misalignments<double, TypeParam>({3, 64, 65, 389, 1025, 4096, 4097, 9001}, no_transform);
@@ -298,7 +298,7 @@ TYPED_TEST(Determinism, EveryMisalignmentWithABias) {
     Kokkos::deep_copy(bias, 0.25f);
     use(ks::bias(bias));
   };
-  check_misalignments<float, TypeParam>({256, 259, 4096, 4097, 20003}, with_bias);
+  check_misalignments<float, TypeParam>({256, 259, 4096, 4097, 9000, 20003}, with_bias);
 }
 
 struct FillOperands {
@@ -369,6 +369,66 @@ TYPED_TEST(Determinism, OperandsOfManyRowsAtAnyPlace) {
   check_places_of_operands<bhalf_t, TypeParam>({1001}, 515);
 }
 
+// Operands of more rows than a device's L2 holds, which it may read in another way: the bits of the same rows
+// a few at a time.
+template <class T>
+struct CountDifferentElements {
+  const T *a, *b;
+  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& differences) const {
+    const auto* of_a = reinterpret_cast<const unsigned char*>(a + i);
+    const auto* of_b = reinterpret_cast<const unsigned char*>(b + i);
+    for (unsigned byte = 0; byte < sizeof(T); ++byte) differences += of_a[byte] != of_b[byte];
+  }
+};
+template <class T, class Exec, class MakeTransform>
+void check_many_rows_of_operands(std::initializer_list<std::int64_t> lengths,
+                                 const MakeTransform& transform_of) {
+  using Memory = typename Exec::memory_space;
+  using Range = Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>;
+  if (Kokkos::SpaceAccessibility<Exec, Kokkos::HostSpace>::accessible)
+    GTEST_SKIP() << "hosts do not decide by the size of a call how operands are read";
+  const Exec exec;
+  for (const std::int64_t columns : lengths) {
+    constexpr int parts = 3;
+    const std::int64_t rows_of_part =
+        (std::int64_t(136) << 20) / static_cast<int>(sizeof(T)) / columns / parts + 1;
+    const std::int64_t rows = parts * rows_of_part, size = rows * columns;
+    const Kokkos::View<T**, Kokkos::LayoutRight, Memory> x("x", rows, columns), y("y", rows, columns),
+        expected("expected", rows, columns);
+    const Kokkos::View<bool**, Kokkos::LayoutRight, Memory> keep("keep", rows, columns);
+    const Kokkos::View<float**, Kokkos::LayoutRight, Memory> bias("bias", rows, columns);
+    Kokkos::parallel_for("fill", Range(exec, 0, rows * Piece::of_row(columns)),
+                         Fill<T>{x.data(), columns, columns, 1});
+    Kokkos::parallel_for("fill", Range(exec, 0, size), FillOperands{keep.data(), bias.data()});
+    const auto softmax_of = [&](std::int64_t begin, std::int64_t end, const auto& to) {
+      const auto some = [&](const auto& view) {
+        return Kokkos::subview(view, Kokkos::make_pair(begin, end), Kokkos::ALL());
+      };
+      ks::softmax(exec, some(x), some(to), transform_of(some(keep), some(bias)));
+    };
+    softmax_of(0, rows, y);
+    for (std::int64_t part = 0; part < parts; ++part)
+      softmax_of(part * rows_of_part, (part + 1) * rows_of_part, expected);
+    std::int64_t differences = -1;
+    Kokkos::parallel_reduce("compare", Range(exec, 0, size),
+                            CountDifferentElements<T>{y.data(), expected.data()}, differences);
+    EXPECT_EQ(differences, 0) << ks::scalar_name<T>() << ", " << rows << " rows of " << columns;
+  }
+}
+TYPED_TEST(Determinism, AMaskOfMoreRowsThanL2Holds) {
+  const auto mask = [](const auto& keep, const auto&) { return ks::mask(keep); };
+  check_many_rows_of_operands<float, TypeParam>({64, 1000, 4096, 5000, 12288, 16380}, mask);
+  check_many_rows_of_operands<bhalf_t, TypeParam>({64, 1000, 2056, 4096, 16384}, mask);
+}
+TYPED_TEST(Determinism, ABiasOfMoreRowsThanL2Holds) {
+  const auto bias = [](const auto&, const auto& b) { return ks::bias(b); };
+  check_many_rows_of_operands<float, TypeParam>({64, 1000, 4096, 5000, 12288, 16380}, bias);
+}
+TYPED_TEST(Determinism, AMaskAndABiasOfMoreRowsThanL2Holds) {
+  const auto both = [](const auto& keep, const auto& bias) { return ks::mask(keep) | ks::bias(bias); };
+  check_many_rows_of_operands<float, TypeParam>({64, 1000, 4096, 12284}, both);
+}
+
 // The implementations between which the number of rows decides agree to the bit, wherever both take a call:
 // each that is ever chosen by itself for these shapes, and those of the same arrangement that differ by the
 // number of rows alone.
@@ -414,7 +474,7 @@ TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgreesWithATransform) {
 // the bits of a single row that is not aligned.
 TYPED_TEST(Determinism, ManyRowsWithATransformForAll) {
   const TypeParam exec{};
-  for (std::int64_t columns : {2048, 7168, 8192}) {
+  for (std::int64_t columns : {2048, 4100, 7168, 8192, 12284, 16384}) {
     const auto transform = bias_gelu_and_scale<TypeParam>(columns);
     const auto rows = std::min<std::int64_t>(1100, large_batch<TypeParam>(columns));
     for (auto operation : operations) {
@@ -432,7 +492,7 @@ TYPED_TEST(Determinism, FloatRowsOfMoreThanL2Holds) {
   if (Kokkos::SpaceAccessibility<TypeParam, Kokkos::HostSpace>::accessible)
     GTEST_SKIP() << "what hosts decide by the size of a call is in simd_rows";
   const TypeParam exec{};
-  for (std::int64_t columns : {1028, 2048, 4096, 6144, 6148, 8192, 16384}) {
+  for (std::int64_t columns : {1028, 2048, 4096, 5000, 6144, 6148, 8192, 12284, 12292, 16384}) {
     const std::int64_t rows = (std::int64_t(34) << 20) / columns + 1;
     for (auto operation : operations) {
       SameBits<float, TypeParam> same(operation, columns);
@@ -443,6 +503,45 @@ TYPED_TEST(Determinism, FloatRowsOfMoreThanL2Holds) {
       same.check(exec, {rows, false, 0, 0, 1});
       same.check(exec, {rows, false, 0, 0, -1, true});
     }
+  }
+}
+
+// Rows of two dimensions that are not one, and the same rows one behind the other.
+TYPED_TEST(Determinism, RowsOfTwoDimensions) {
+  using Memory = typename TypeParam::memory_space;
+  const TypeParam exec{};
+  const std::int64_t blocks = 2, rows = 3;
+  for (const std::int64_t columns : {1000, 2048, 4100, 8192, 12288}) {
+    const std::int64_t size = blocks * rows * columns, apart = rows * columns + 4;
+    const Kokkos::View<float*, Memory> x("x", blocks * apart), y("y", blocks * apart), bias("bias", columns);
+    const Kokkos::View<bool*, Memory> keep("keep", columns);
+    using Range = Kokkos::RangePolicy<TypeParam, Kokkos::IndexType<std::int64_t>>;
+    Kokkos::parallel_for("fill", Range(exec, 0, columns), FillOperands{keep.data(), bias.data()});
+    const auto in_blocks_of = [&](const Kokkos::View<float*, Memory>& memory, std::int64_t block) {
+      return StridedView<float, 3, TypeParam>(
+          memory.data(), kokkos_layout(Layout{{blocks, rows, columns}, {block, columns, 1}}));
+    };
+    const auto check = [&](const char* what, const auto& softmax_of) {
+      std::vector<std::vector<float>> got;
+      for (std::int64_t block : {apart - 4, apart}) {
+        for (std::int64_t b = 0; b < blocks; ++b)
+          Kokkos::parallel_for("fill", Range(exec, 0, rows * Piece::of_row(columns)),
+                               Fill<float>{x.data() + b * block, columns, columns, 1});
+        softmax_of(in_blocks_of(x, block), in_blocks_of(y, block));
+        exec.fence();
+        const auto all = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace{}, y);
+        auto& values = got.emplace_back();
+        for (std::int64_t b = 0; b < blocks; ++b)
+          values.insert(values.end(), all.data() + b * block, all.data() + b * block + rows * columns);
+      }
+      EXPECT_EQ(std::memcmp(got[0].data(), got[1].data(), static_cast<std::size_t>(size) * sizeof(float)), 0)
+          << what << " of rows of " << columns;
+    };
+    check("softmax", [&](const auto& from, const auto& to) { ks::softmax(exec, from, to); });
+    check("log_softmax", [&](const auto& from, const auto& to) { ks::log_softmax(exec, from, to); });
+    check("softmax with a bias", [&](const auto& from, const auto& to) {
+      ks::softmax(exec, from, to, ks::bias(Kokkos::View<const float*, Memory>(bias)));
+    });
   }
 }
 
