@@ -182,41 +182,21 @@ struct RowOffset {
 template <int width, class T>
 inline constexpr int bytes_of_neighbours = width * sizeof(T) < 16 ? width* static_cast<int>(sizeof(T)) : 16;
 
-/// A part of an operand. `once`: with the hint that nobody will read it again.
-template <class Part>
-KOKKOS_FORCEINLINE_FUNCTION Part load_part(const Part* from, [[maybe_unused]] bool once) {
-#if defined(__CUDA_ARCH__)
-  if constexpr (sizeof(Part) == 4 || sizeof(Part) == 8 || sizeof(Part) == 16) {
-    using Words =
-        std::conditional_t<sizeof(Part) == 4, unsigned, std::conditional_t<sizeof(Part) == 8, uint2, uint4>>;
-    const auto* const words = reinterpret_cast<const Words*>(from);
-    if (once) {
-      const Words loaded = __ldcs(words);
-      Part part;
-      memcpy(&part, &loaded, sizeof(Part));
-      return part;
-    }
-  }
-#endif
-  return *from;
-}
-
 /// Some neighbouring values of an operand, converted; in the accumulator's type where nothing else is said.
 template <int width, class To, class T, class Convert>
-KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, bool once, To (&to)[width],
-                                                 const Convert& convert) {
+KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, To (&to)[width], const Convert& convert) {
   constexpr int bytes = bytes_of_neighbours<width, T>, part = bytes / static_cast<int>(sizeof(T));
   struct alignas(bytes) Part {
     T e[part];
   };
   for (int p = 0; p < width / part; ++p) {
-    const Part loaded = load_part(reinterpret_cast<const Part*>(data) + p, once);
+    const Part loaded = reinterpret_cast<const Part*>(data)[p];
     for (int i = 0; i < part; ++i) to[p * part + i] = convert(loaded.e[i]);
   }
 }
 
 template <int width, class Acc, class T>
-KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, bool once, Acc (&to)[width]) {
+KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, Acc (&to)[width]) {
 #if defined(__CUDA_ARCH__)
   if constexpr (is_16_bit_v<T> && width % 2 == 0 && std::is_same_v<Acc, float>) {
     // In words: nvcc would load each of 16 bits from shared memory, and take three instructions for two.
@@ -225,7 +205,7 @@ KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, bool once, Acc (
       std::uint32_t word[words];
     };
     for (int p = 0; p < width / (2 * words); ++p) {
-      const Part loaded = load_part(reinterpret_cast<const Part*>(data) + p, once);
+      const Part loaded = reinterpret_cast<const Part*>(data)[p];
       for (int i = 0; i < words; ++i) {
         to[2 * (p * words + i)] = low_of_pair<T>(loaded.word[i]);
         to[2 * (p * words + i) + 1] = high_of_pair<T>(loaded.word[i]);
@@ -234,17 +214,7 @@ KOKKOS_FORCEINLINE_FUNCTION void load_neighbours(const T* data, bool once, Acc (
     return;
   }
 #endif
-  load_neighbours(data, once, to, [](const T& e) { return load_as<Acc>(e); });
-}
-
-/// Whether a kernel has that hint for an operand's row.
-template <class Operand>
-KOKKOS_FORCEINLINE_FUNCTION bool is_read_once(const Operand& operand) {
-  if constexpr (requires { operand.read_once; }) {
-    return operand.read_once;
-  } else {
-    return false;
-  }
+  load_neighbours(data, to, [](const T& e) { return load_as<Acc>(e); });
 }
 
 /// Those of an operand from column `first` on: from where it lies, or as it has them.
@@ -254,7 +224,7 @@ KOKKOS_FORCEINLINE_FUNCTION void operand_neighbours(const Operand& operand, inde
   if constexpr (requires { operand.neighbours(to); }) {
     operand.neighbours(to);
   } else {
-    load_neighbours(operand.data + first, is_read_once(operand), to);
+    load_neighbours(operand.data + first, to);
   }
 }
 
@@ -299,7 +269,6 @@ struct LogitOperand {
   struct Row {
     const T* data;
     index_type column_stride;
-    bool read_once = false;  ///< see load_part
     KOKKOS_FORCEINLINE_FUNCTION const T& operator()(index_type column) const {
 #if !defined(__CUDA_ARCH__)
       // A loop of its own, which vectorises. (On a device loads that no branch parts are under way together.)
@@ -677,8 +646,7 @@ struct BoundMask {
             std::uint32_t word[words];
           };
           for (int p = 0; p < width / (4 * words); ++p) {
-            const Part part =
-                load_part(reinterpret_cast<const Part*>(mask.data + first) + p, is_read_once(mask));
+            const Part part = reinterpret_cast<const Part*>(mask.data + first)[p];
             for (int i = 0; i < 4 * words; ++i)
               kept[4 * words * p + i] =
                   kept[4 * words * p + i] && (part.word[i / 4] & 0xffu << 8 * (i % 4)) != 0;
@@ -687,8 +655,7 @@ struct BoundMask {
         }
 #endif
         bool operand[width];
-        load_neighbours(mask.data + first, is_read_once(mask), operand,
-                        [](const T& e) { return static_cast<bool>(e); });
+        load_neighbours(mask.data + first, operand, [](const T& e) { return static_cast<bool>(e); });
         for (int i = 0; i < width; ++i) kept[i] = kept[i] && operand[i];
       }
     }

@@ -495,7 +495,7 @@ struct BoundAnyChain {
       if constexpr (together > 1 && Columns::vectors_are_whole) {
         constexpr int bytes = impl::bytes_of_neighbours<together, T>;
         if (stride == 1 && reinterpret_cast<std::uintptr_t>(first + columns.offset(0)) % bytes == 0) {
-          use([&](int v, auto& to) { impl::load_neighbours(first + columns.offset(v), false, to); });
+          use([&](int v, auto& to) { impl::load_neighbours(first + columns.offset(v), to); });
           return;
         }
       } else if (stride == 1) {

@@ -144,13 +144,11 @@ struct MaskBytes {
       bytes.word[i / 4] |= static_cast<unsigned>(reinterpret_cast<const unsigned char*>(at)[i]) << i % 4 * 8;
     return bytes;
   }
-  /// From a boundary of 8 bytes on. `once`: with the hint that nobody reads it again (see
-  /// reads_operands_once; bfloat16, fraction of a copy without and with it on one H100: 64 columns 0.99 and
-  /// 1.01, 2056 0.97 and 1.00, 4096 0.99 and 1.00, 5000 0.975 and 1.00, 12288 0.975 and 0.99). Not where rows
-  /// begin anywhere, which lose 1 to 2 points on one H200: 257 columns 0.98 and 0.96, 2047 0.98 and 0.95.
-  __device__ static MaskBytes read(const bool* at, bool once = false) {
-    const auto* const from = reinterpret_cast<const uint2*>(at);
-    const uint2 words = once ? __ldcs(from) : __ldg(from);
+  /// From a boundary of 8 bytes on. (With a hint that it is not needed again, as x is read, rows of bfloat16
+  /// with a mask as large lose 1 to 2 points of a copy on one H200: 257 columns 0.98 and 0.96, 2047 0.98 and
+  /// 0.95.)
+  __device__ static MaskBytes read(const bool* at) {
+    const uint2 words = __ldg(reinterpret_cast<const uint2*>(at));
     return {{words.x, words.y}};
   }
   /// Those that begin `bytes` behind a's first one, less than 4.

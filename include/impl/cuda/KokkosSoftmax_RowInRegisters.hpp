@@ -644,46 +644,10 @@ bool comes_from_memory(const Problem& problem) {
   return g.rows * g.columns * static_cast<index_type>(sizeof(*problem.x)) > most_bytes_near_l2;
 }
 
-/// Whether each row's operands are for it alone, and come from memory. Then they are read as x is, with the
-/// hint that nobody reads them again: else they take room in L2 from what is to be written. (Fraction of a
-/// copy without and with the hint, softmax of 1 GiB of floats on one H200: a mask as large as x 64 columns
-/// 0.965 and 1.007, 1024 0.947 and 0.997, 4096 0.919 and 0.987, 5000 0.907 and 0.984, 8192 0.905 and 0.980; a
-/// bias 1.022 and 1.033, 0.981 and 1.021, 0.993 and 1.026, 0.992 and 1.028, 0.987 and 1.028.)
-template <class Problem>
-inline constexpr bool may_read_operands_once =
-    operands_of<typename Problem::Transform> != 0 && !is_known_at_run_time<typename Problem::Transform>;
-template <class Problem>
-bool reads_operands_once([[maybe_unused]] const Problem& problem) {
-  if constexpr (may_read_operands_once<Problem>) {
-    bool once = comes_from_memory(problem);
-    problem.transform.visit_operands([&]<class T>(const LogitOperand<T>& operand) {
-      const RowOffset& offset = operand.row_offset;
-      once = once && offset.rank > 0;
-      for (int d = 0; d < offset.rank; ++d) once = once && offset.stride[d] != 0;
-    });
-    return once;
-  } else {
-    return false;
-  }
-}
-/// A row's transform, with the hint if `once`.
-template <class Problem, class TransformRow>
-__device__ __forceinline__ TransformRow with_hint(const TransformRow& transform, [[maybe_unused]] bool once) {
-  if constexpr (may_read_operands_once<Problem>) {
-    return map_operands(transform, [&]<class Operand>(Operand operand) {
-      operand.read_once = once;
-      return operand;
-    });
-  } else {
-    return transform;
-  }
-}
-
 /// Reads the row at `where` of those of the problem: what softmax_in_registers asks for.
 template <class Problem, class Registers, class Threads>
 __device__ __forceinline__ auto load_row(const Problem& problem, const RowGeometry::Row& where,
-                                         Registers& row, const Threads& threads, bool looks,
-                                         [[maybe_unused]] bool reads_operands_once = false) {
+                                         Registers& row, const Threads& threads, bool looks) {
   using In = typename Problem::In;
   const RowGeometry& g = problem.geometry;
   if constexpr (is_packed<Problem>) {
@@ -695,7 +659,7 @@ __device__ __forceinline__ auto load_row(const Problem& problem, const RowGeomet
     const auto kept = static_cast<int>(end_of_kept(transform, g.columns));
     if constexpr (has_packed_mask<Transform>) {
       row.load_masked(x, behind, columns, kept, threads, mask_of_row<Transform>(transform).mask,
-                      PartsOfChain<Transform>::mask(problem.transform).end(columns), reads_operands_once);
+                      PartsOfChain<Transform>::mask(problem.transform).end(columns));
     } else {
       row.load(x, behind, columns, kept, threads);
     }
@@ -708,7 +672,7 @@ __device__ __forceinline__ auto load_row(const Problem& problem, const RowGeomet
     return true;
   } else {
     return row.load(problem.x + where.x_offset, static_cast<int>(g.columns), threads,
-                    with_hint<Problem>(problem.transform.at_row(where.index), reads_operands_once), looks);
+                    problem.transform.at_row(where.index), looks);
   }
 }
 template <class Problem, class Registers, class Threads, class Output>
@@ -729,7 +693,7 @@ __device__ __forceinline__ void store_row(const Problem& problem, const RowGeome
 template <int vectors, bool irregular, int group, class Problem>
 __global__ void __launch_bounds__(
     128, least_blocks_of_warps<Problem, RegistersOf<Problem, vectors, irregular>, irregular>)
-    warp_per_row_kernel(const __grid_constant__ Problem problem, bool reads_operands_once) {
+    warp_per_row_kernel(const __grid_constant__ Problem problem) {
   using Registers = RegistersOf<Problem, vectors, irregular>;
   const index_type position = static_cast<index_type>(blockIdx.x) * (128 / group) + threadIdx.x / group;
   const bool exists = position < problem.geometry.rows;
@@ -749,12 +713,7 @@ __global__ void __launch_bounds__(
   softmax_in_registers(
       row, threads, problem, problem.y + where.y_offset, exists && threads.index == 0,
       ReduceGroup<typename Problem::Acc, group>{},
-      [&](bool looks) {
-        // (To be asked takes registers, which for two operands there are not: a factor, a bias and a mask,
-        // 1024 columns of float, 0.91 of a copy.)
-        constexpr bool may_ask = operands_of<typename Problem::Transform> == 1;
-        return load_row(problem, where, row, threads, looks, may_ask && reads_operands_once);
-      },
+      [&](bool looks) { return load_row(problem, where, row, threads, looks); },
       [&](const auto& output) { store_row(problem, where, position, row, threads, output); });
 }
 
@@ -762,7 +721,7 @@ __global__ void __launch_bounds__(
 /// more warps.
 template <int vectors, bool irregular, int most_threads, int least_blocks, class Reduce, class Problem>
 __global__ void __launch_bounds__(most_threads, least_blocks)
-    block_per_row_kernel(const __grid_constant__ Problem problem, bool reads_operands_once) {
+    block_per_row_kernel(const __grid_constant__ Problem problem) {
   using Registers = RegistersOf<Problem, vectors, irregular>;
   using Threads = typename Reduce::Threads;
   extern __shared__ __align__(16) char images_of_rows[];
@@ -780,30 +739,26 @@ __global__ void __launch_bounds__(most_threads, least_blocks)
   Registers row;
   softmax_in_registers(
       row, threads, problem, problem.y + where.y_offset, threadIdx.x == 0, Reduce{shared, {}},
-      [&](bool looks) {
-        // (Of rows that are not packed those that fill their threads' vectors have a kernel for it.)
-        return load_row(problem, where, row, threads, looks, is_packed<Problem> && reads_operands_once);
-      },
+      [&](bool looks) { return load_row(problem, where, row, threads, looks); },
       [&](const auto& output) { store_row(problem, where, blockIdx.x, row, threads, output); });
 }
 
 /// The same to the same bits, for rows of one dimension that fill their threads' vectors (BlockOfFilledRow).
-/// `is_softmax`, or another operation.
-template <bool is_softmax, bool reads_operands_once, int vectors, int most_threads, int least_blocks,
-          class Problem>
+/// `is_softmax`, or another operation. `from_memory`: see load_of_row.
+template <bool is_softmax, bool from_memory, int vectors, int most_threads, int least_blocks, class Problem>
 __global__ void __launch_bounds__(most_threads, least_blocks)
     block_per_filled_row_kernel(const __grid_constant__ Problem problem) {
   using Registers = RegistersOf<Problem, vectors, false>;
   using Reduce = ReduceWarps<typename Problem::Acc>;
   __shared__ typename Reduce::Shared shared;
-  const BlockOfFilledRow threads{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
+  const BlockOfFilledRow<!from_memory> threads{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
   grid_dependency_wait();
   if (problem.geometry.rows == 0) return;
   const RowGeometry::Row where = problem.geometry.row_of_one_dimension(blockIdx.x);
   Registers row;
   softmax_in_registers(
       row, threads, problem, problem.y + where.y_offset, threadIdx.x == 0, Reduce{shared, {}},
-      [&](bool looks) { return load_row(problem, where, row, threads, looks, reads_operands_once); },
+      [&](bool looks) { return load_row(problem, where, row, threads, looks); },
       [&](const auto& output) { store_row(problem, where, blockIdx.x, row, threads, output); }, is_softmax);
 }
 
@@ -1182,15 +1137,15 @@ bool lies_anywhere(const Problem& problem) {
 }
 
 /// Launches one of these kernels with `image_bytes` of shared memory where rows have to be shifted.
-template <auto kernel, class Registers, class Problem, class... More>
+template <auto kernel, class Registers, class Problem>
 void launch_rows_kernel(const Kokkos::Cuda& exec, const char* name, index_type blocks, int threads,
-                        int image_bytes, const Problem& problem, More... more) {
+                        int image_bytes, const Problem& problem) {
   const RowAlignment alignment = RowAlignment::of(problem);
   const bool writes_rows = problem.operation != Operation::logsumexp;
   const bool has_image = Registers::by_address ? writes_rows && alignment.difference % 16 != 0
                                                : writes_rows && alignment.y % Registers::store_bytes != 0;
   launch_with_shared<kernel>(exec, kernel_label(problem.operation, name), blocks, threads,
-                             has_image ? image_bytes : 0, problem, more...);
+                             has_image ? image_bytes : 0, problem);
 }
 
 /// Launches a kernel of staged rows, whose images take so many bytes each, if they are to be staged; whether.
@@ -1415,7 +1370,7 @@ struct WarpPerRow {
       launch_rows_kernel<
           &block_per_row_kernel<1, true, threads, 4, ReduceWarps<typename Problem::Acc>, Problem>,
           OfOneVector>(exec, name, rows, (S::vectors * S::lanes + 31) / 32 * 32,
-                       OfOneVector::image_bytes(threads), problem, reads_operands_once(problem));
+                       OfOneVector::image_bytes(threads), problem);
     }
   }
 
@@ -1433,8 +1388,7 @@ struct WarpPerRow {
     using Reduce = std::conditional_t<Registers::by_address, ReduceWarps<Acc>, ReduceVectors<Acc, vectors>>;
     constexpr int threads = vectors * 32, most_threads = Registers::by_address ? 256 : threads;
     launch_rows_kernel<&block_per_row_kernel<1, irregular, most_threads, 4, Reduce, Problem>, Registers>(
-        exec, name, problem.geometry.rows, threads, Registers::image_bytes(threads), problem,
-        reads_operands_once(problem));
+        exec, name, problem.geometry.rows, threads, Registers::image_bytes(threads), problem);
   }
   template <int vectors, bool irregular, int group, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem) {
@@ -1442,7 +1396,7 @@ struct WarpPerRow {
     constexpr int rows_of_block = 128 / group;
     launch_rows_kernel<&warp_per_row_kernel<vectors, irregular, group, Problem>, Registers>(
         exec, name, (problem.geometry.rows + rows_of_block - 1) / rows_of_block, 128,
-        rows_of_block * Registers::image_bytes(group), problem, reads_operands_once(problem));
+        rows_of_block * Registers::image_bytes(group), problem);
   }
 };
 
@@ -1718,23 +1672,21 @@ struct BlockPerRow {
         (problem.operation == Operation::logsumexp || alignment.y % Registers::store_bytes == 0);
     // `reserve` launches over no rows: that loads the kernel, which a capture could not do.
     if (g.rows > 0 && !(fills && pays)) return false;
-    const auto launch_for = [&](auto is_softmax, auto once) {
-      launch_rows_kernel<&block_per_filled_row_kernel<decltype(is_softmax)::value, decltype(once)::value,
-                                                      vectors, most_threads, 2, Problem>,
-                         Registers>(exec, name, g.rows, threads, 0, problem);
+    const auto launch_for = [&](auto is_softmax, auto from_memory) {
+      launch_rows_kernel<
+          &block_per_filled_row_kernel<decltype(is_softmax)::value, decltype(from_memory)::value, vectors,
+                                       most_threads, 2, Problem>,
+          Registers>(exec, name, g.rows, threads, 0, problem);
     };
-    const auto launch_with = [&](auto once) {
+    const auto launch_with = [&](auto from_memory) {
       if (problem.operation == Operation::softmax) {
-        launch_for(std::true_type{}, once);
+        launch_for(std::true_type{}, from_memory);
       } else {
-        launch_for(std::false_type{}, once);
+        launch_for(std::false_type{}, from_memory);
       }
     };
-    const bool reads_once = reads_operands_once(problem);
-    if (g.rows == 0 || !reads_once) launch_with(std::false_type{});
-    if constexpr (may_read_operands_once<Problem>) {
-      if (g.rows == 0 || reads_once) launch_with(std::true_type{});
-    }
+    if (g.rows == 0 || comes_from_memory(problem)) launch_with(std::true_type{});
+    if (g.rows == 0 || !comes_from_memory(problem)) launch_with(std::false_type{});
     return g.rows > 0;
   }
 
@@ -1761,7 +1713,7 @@ struct BlockPerRow {
     const int threads = RowInRegistersPlan<Problem>::threads_of_block(columns, columns_of_thread);
     launch_rows_kernel<&block_per_row_kernel<vectors, irregular, most_threads, least_blocks, Reduce, Problem>,
                        Registers>(exec, name, problem.geometry.rows, threads, Registers::image_bytes(threads),
-                                  problem, reads_operands_once(problem));
+                                  problem);
   }
 };
 

@@ -264,30 +264,28 @@ struct FixedPointUnits {
   }
 };
 
-/// Evict-first: a row is read and written once.
+/// The words of a scalar or vector.
+template <class T>
+using WordsOf = std::conditional_t<
+    sizeof(T) == 2, unsigned short,
+    std::conditional_t<sizeof(T) == 4, unsigned, std::conditional_t<sizeof(T) == 8, uint2, uint4>>>;
+
+/// Past L1, and, streaming, with the hint that it is to leave L2 first.
+template <class T>
+__device__ T load_past_l1(const T* p) {
+  return bits_as<T>(__ldcg(reinterpret_cast<const WordsOf<T>*>(p)));
+}
+template <class T>
+__device__ void store_past_l1(T* p, const T& value) {
+  __stcg(reinterpret_cast<WordsOf<T>*>(p), bits_as<WordsOf<T>>(value));
+}
 template <class T>
 __device__ T load_streaming(const T* p) {
-  if constexpr (sizeof(T) == 2) {
-    return bits_as<T>(__ldcs(reinterpret_cast<const unsigned short*>(p)));
-  } else if constexpr (sizeof(T) == 4) {
-    return bits_as<T>(__ldcs(reinterpret_cast<const unsigned*>(p)));
-  } else if constexpr (sizeof(T) == 8) {
-    return bits_as<T>(__ldcs(reinterpret_cast<const uint2*>(p)));
-  } else {
-    return bits_as<T>(__ldcs(reinterpret_cast<const uint4*>(p)));
-  }
+  return bits_as<T>(__ldcs(reinterpret_cast<const WordsOf<T>*>(p)));
 }
 template <class T>
 __device__ void store_streaming(T* p, const T& value) {
-  if constexpr (sizeof(T) == 2) {
-    __stcs(reinterpret_cast<unsigned short*>(p), bits_as<unsigned short>(value));
-  } else if constexpr (sizeof(T) == 4) {
-    __stcs(reinterpret_cast<unsigned*>(p), bits_as<unsigned>(value));
-  } else if constexpr (sizeof(T) == 8) {
-    __stcs(reinterpret_cast<uint2*>(p), bits_as<uint2>(value));
-  } else {
-    __stcs(reinterpret_cast<uint4*>(p), bits_as<uint4>(value));
-  }
+  __stcs(reinterpret_cast<WordsOf<T>*>(p), bits_as<WordsOf<T>>(value));
 }
 
 /// A kernel launch that Kokkos Tools see under the library's label.

@@ -173,9 +173,9 @@ struct BoundNormalizer {
     KOKKOS_FORCEINLINE_FUNCTION void apply_to_neighbours(Acc (&value)[width], bool (&)[width],
                                                          index_type first) const {
       Acc factor[width], shift[width], rest[width];
-      load_neighbours(all.factor + first, false, factor);
-      load_neighbours(all.shift() + first, false, shift);
-      load_neighbours(all.shift_rest() + first, false, rest);
+      load_neighbours(all.factor + first, factor);
+      load_neighbours(all.shift() + first, shift);
+      load_neighbours(all.shift_rest() + first, rest);
       for (int i = 0; i < width; ++i) value[i] = multiply_add(value[i], factor[i], shift[i]) + rest[i];
     }
     template <class Ops>
