@@ -307,16 +307,18 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
 #pragma unroll
     for (int r = 0; r < Vectors::rounds; ++r)
       mine[r].load(x + r * Vectors::columns, left - r * Vectors::columns, whole);
+      // (By number: where it was `for (auto& vectors : mine)` nvcc 13.0 left a loop, and the slice in local
+      // memory.)
 #pragma unroll
-    for (Vectors& vectors : mine) vectors.transform(transform);
+    for (int r = 0; r < Vectors::rounds; ++r) mine[r].transform(transform);
     auto maximum = Part::Maximum::none();
 #pragma unroll
-    for (const Vectors& vectors : mine) vectors.join_maximum(maximum);
+    for (int r = 0; r < Vectors::rounds; ++r) mine[r].join_maximum(maximum);
     const Acc max = maximum.of_warp();
     auto sum = ShareSum<Acc>::none();
     const auto exponential = Part::exponential_below(max);
 #pragma unroll
-    for (Vectors& vectors : mine) vectors.template add_to<keeps>(sum, exponential);
+    for (int r = 0; r < Vectors::rounds; ++r) mine[r].template add_to<keeps>(sum, exponential);
     sum = sum.of_warp();
     if (lane == 0) of_share[0][share] = Part::share(max, sum);
   }
