@@ -369,8 +369,8 @@ TYPED_TEST(Determinism, OperandsOfManyRowsAtAnyPlace) {
   check_places_of_operands<bhalf_t, TypeParam>({1001}, 515);
 }
 
-// Operands of more rows than a device's L2 holds, which it may read in another way: the bits of the same rows
-// a few at a time.
+// More rows with operands than a device's L2 holds, which it may read in another way: the bits of the same
+// rows a few at a time.
 template <class T>
 struct CountDifferentElements {
   const T *a, *b;
@@ -386,7 +386,7 @@ void check_many_rows_of_operands(std::initializer_list<std::int64_t> lengths,
   using Memory = typename Exec::memory_space;
   using Range = Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>;
   if (Kokkos::SpaceAccessibility<Exec, Kokkos::HostSpace>::accessible)
-    GTEST_SKIP() << "hosts do not decide by the size of a call how operands are read";
+    GTEST_SKIP() << "hosts do not decide by the size of a call how rows are read";
   const Exec exec;
   for (const std::int64_t columns : lengths) {
     constexpr int parts = 3;

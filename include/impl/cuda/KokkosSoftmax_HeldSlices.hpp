@@ -297,6 +297,8 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
   const auto transform_of = [&](const NumberedSlice<Problem>& slice) {
     return prepared_stage<Acc>(problem.transform.at_row(slice.where.index), 0);
   };
+  // (Loops over it by number: of one `for (auto& vectors : mine)` nvcc 13.0 leaves a loop, and the slice in
+  // local memory, with which 64 rows of 128256 floats take 27 us in place of 16 on one H200.)
   Vectors mine[Vectors::rounds];
   {
     const NumberedSlice<Problem> slice = slice_of(0);
@@ -307,8 +309,6 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
 #pragma unroll
     for (int r = 0; r < Vectors::rounds; ++r)
       mine[r].load(x + r * Vectors::columns, left - r * Vectors::columns, whole);
-      // (By number: where it was `for (auto& vectors : mine)` nvcc 13.0 left a loop, and the slice in local
-      // memory.)
 #pragma unroll
     for (int r = 0; r < Vectors::rounds; ++r) mine[r].transform(transform);
     auto maximum = Part::Maximum::none();

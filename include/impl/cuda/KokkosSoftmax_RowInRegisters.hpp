@@ -637,6 +637,7 @@ __device__ __forceinline__ int gap_to_read(const Problem& problem) {
   return reads ? static_cast<int>(min(g.y_stride[g.rank - 1] - g.columns, index_type(32))) : 0;
 }
 
+/// Whether x is more than stays in L2 from one call to the next.
 template <class Problem>
 bool comes_from_memory(const Problem& problem) {
   constexpr index_type most_bytes_near_l2 = index_type(128) << 20;
