@@ -59,24 +59,8 @@ struct BlockOfRow {
   __device__ void synchronize() const { __syncthreads(); }
 };
 
-/// A block whose rows are whole steps, at boundaries of 16 bytes, their transform one that takes neighbours.
-struct BlockOfWholeRow {
-  static constexpr bool has_neighbours = false;
-  static constexpr bool leaves_l2_first = true;
-  static constexpr bool has_whole_rows = true;
-  int index, count;
-
-  __device__ static constexpr int first_step() { return 0; }
-  __device__ void synchronize() const { __syncthreads(); }
-};
-
-template <class Threads>
-inline constexpr bool has_whole_rows_v = requires {
-  Threads::has_whole_rows;
-};
-
-/// Likewise a block whose rows lie on boundaries of 16 bytes and have all vectors of its threads but, of some
-/// threads, the last one.
+/// A block whose rows lie on boundaries of 16 bytes and have all vectors of its threads but, of some threads,
+/// the last one.
 template <bool leaves_l2_first_>
 struct BlockOfFilledRow {
   static constexpr bool has_neighbours = false;
@@ -90,8 +74,18 @@ struct BlockOfFilledRow {
 
 /// Whether every thread has something of the row in all steps but the last.
 template <class Threads>
-inline constexpr bool fills_steps_v = has_whole_rows_v<Threads> || requires {
+inline constexpr bool fills_steps_v = requires {
   Threads::fills_steps;
+};
+
+/// Likewise one whose rows stay in L2 and are whole steps, their transform one that takes neighbours.
+struct BlockOfWholeRow : BlockOfFilledRow<true> {
+  static constexpr bool has_whole_rows = true;
+};
+
+template <class Threads>
+inline constexpr bool has_whole_rows_v = requires {
+  Threads::has_whole_rows;
 };
 
 /// How a row is read and written, once, past L1. The hint that it is to leave L2 first pays where all is in
@@ -104,9 +98,9 @@ inline constexpr bool fills_steps_v = has_whole_rows_v<Threads> || requires {
 /// writing alone 0.92 and 0.957 where both and neither have 0.97. 8192 columns with a mask as large as x
 /// 0.905 and 0.979; of 32 MB 1.16 and 1.02.)
 template <class Threads>
-inline constexpr bool leaves_l2_first_v = false;
-template <class Threads>
-requires(Threads::leaves_l2_first) inline constexpr bool leaves_l2_first_v<Threads> = true;
+inline constexpr bool leaves_l2_first_v = requires {
+  requires Threads::leaves_l2_first;
+};
 template <class Threads, class T>
 __device__ T load_of_row(const T* p) {
   if constexpr (leaves_l2_first_v<Threads>) {

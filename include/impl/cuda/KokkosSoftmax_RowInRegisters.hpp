@@ -1603,16 +1603,11 @@ struct BlockPerRow {
     const auto threads = static_cast<int>(problem.geometry.columns / Registers::count);
     const index_type at_once =
         static_cast<index_type>(exec.cuda_device_prop().multiProcessorCount) * 512 / std::max(32, threads);
-    const auto launch_for = [&](auto is_softmax) {
+    for_operation(problem, [&](auto is_softmax) {
       launch_rows_kernel<&rows_in_turn_kernel<decltype(is_softmax)::value, vectors, 256, 2, Problem>,
                          Registers>(exec, name, std::min(problem.geometry.rows, at_once),
                                     std::max(32, threads), 0, problem);
-    };
-    if (problem.operation == Operation::softmax) {
-      launch_for(std::true_type{});
-    } else {
-      launch_for(std::false_type{});
-    }
+    });
   }
 
   /// Floats without a transform may have two vectors a thread, or four, in as few registers as many blocks
@@ -1653,15 +1648,16 @@ struct BlockPerRow {
       return false;
     } else if constexpr (has_plain_floats<Problem>) {
       const bool writes_rows = problem.operation != Operation::logsumexp;
-      return launch_filled<4, 768>(exec, problem, writes_rows && comes_from_memory(problem)) ||
-             launch_filled<4, 1024>(exec, problem, true);
+      return launch_filled<true, 4, 768>(exec, problem, writes_rows) ||
+             launch_filled<true, 4, 1024>(exec, problem, true) ||
+             launch_filled<false, 4, 1024>(exec, problem, true);
     } else {
       constexpr bool has_operands = operands_of<typename Problem::Transform> != 0;
-      return launch_filled<8, 512>(
-          exec, problem, has_operands || problem.geometry.columns <= 12288 || comes_from_memory(problem));
+      return launch_filled<true, 8, 512>(exec, problem, true) ||
+             launch_filled<false, 8, 512>(exec, problem, has_operands || problem.geometry.columns <= 12288);
     }
   }
-  template <int vectors, int most_threads, class Problem>
+  template <bool from_memory, int vectors, int most_threads, class Problem>
   static bool launch_filled(const Kokkos::Cuda& exec, const Problem& problem, bool pays) {
     using Registers = RegistersOf<Problem, vectors, false>;
     const RowGeometry& g = problem.geometry;
@@ -1672,23 +1668,23 @@ struct BlockPerRow {
         g.rank <= 1 && g.columns > (vectors - 1) * Registers::width * threads && alignment.x % 16 == 0 &&
         (problem.operation == Operation::logsumexp || alignment.y % Registers::store_bytes == 0);
     // `reserve` launches over no rows: that loads the kernel, which a capture could not do.
-    if (g.rows > 0 && !(fills && pays)) return false;
-    const auto launch_for = [&](auto is_softmax, auto from_memory) {
-      launch_rows_kernel<
-          &block_per_filled_row_kernel<decltype(is_softmax)::value, decltype(from_memory)::value, vectors,
-                                       most_threads, 2, Problem>,
-          Registers>(exec, name, g.rows, threads, 0, problem);
-    };
-    const auto launch_with = [&](auto from_memory) {
-      if (problem.operation == Operation::softmax) {
-        launch_for(std::true_type{}, from_memory);
-      } else {
-        launch_for(std::false_type{}, from_memory);
-      }
-    };
-    if (g.rows == 0 || comes_from_memory(problem)) launch_with(std::true_type{});
-    if (g.rows == 0 || !comes_from_memory(problem)) launch_with(std::false_type{});
+    if (g.rows > 0 && !(fills && pays && comes_from_memory(problem) == from_memory)) return false;
+    for_operation(problem, [&](auto is_softmax) {
+      launch_rows_kernel<&block_per_filled_row_kernel<decltype(is_softmax)::value, from_memory, vectors,
+                                                      most_threads, 2, Problem>,
+                         Registers>(exec, name, g.rows, threads, 0, problem);
+    });
     return g.rows > 0;
+  }
+
+  /// use(whether it is softmax, as a type).
+  template <class Problem, class Use>
+  static void for_operation(const Problem& problem, const Use& use) {
+    if (problem.operation == Operation::softmax) {
+      use(std::true_type{});
+    } else {
+      use(std::false_type{});
+    }
   }
 
   /// Blocks of at most 256 threads: four on a multiprocessor where rows come from L2, three where they come
