@@ -506,6 +506,25 @@ TYPED_TEST(Determinism, FloatRowsOfMoreThanL2Holds) {
   }
 }
 
+// Short rows in slices that are dealt one by one where there are many, 64 for each of a device's
+// multiprocessors.
+TYPED_TEST(Determinism, ManyShortRowsInSlices) {
+  if (Kokkos::SpaceAccessibility<TypeParam, Kokkos::HostSpace>::accessible)
+    GTEST_SKIP() << "what hosts decide by the number of rows is in simd_rows";
+  const TypeParam exec{};
+  const auto check = [&]<class Scalar>(Scalar, std::initializer_list<std::int64_t> lengths) {
+    for (const std::int64_t columns : lengths) {
+      for (auto operation : operations) {
+        SameBits<Scalar, TypeParam> same(operation, columns);
+        for (const std::int64_t rows : {1, 300, 5000}) same.check(exec, {rows});
+        same.check(exec, {5000, false, 1, 1});
+      }
+    }
+  };
+  check(float{}, {16388, 20001, 24576});
+  check(ks::bhalf_t{}, {40002, 49152});
+}
+
 // Rows of two dimensions that are not one, and the same rows one behind the other.
 TYPED_TEST(Determinism, RowsOfTwoDimensions) {
   using Memory = typename TypeParam::memory_space;

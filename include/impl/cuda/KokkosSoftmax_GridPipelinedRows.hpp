@@ -179,6 +179,26 @@ struct GridPipelinedShape {
   /// float 65536 0.78, 0.85, 0.885, with three 0.83 of two rows.)
   static constexpr int rows_sharing_operands = 2, most_slices_of_floats_sharing = 24;
 
+  /// Whether the slices of rows of which a ring has two go to blocks one by one nevertheless: those of
+  /// floats, and of 16 bits of more than two slices in whole lines, where there are many of them. (One H200,
+  /// fractions of a copy of 1 GiB, whole rows to a block and so: float 16388 columns 0.950 and 0.958, 20480
+  /// 0.948 and 0.964, 24576 0.942 and 0.949, 28672 0.944 and 0.960, bfloat16 45056 0.946 and 0.973, 49152
+  /// 0.933 and 0.953, 57344 0.939 and 0.961, but 32776 0.956 and 0.941, 40002 0.957 and 0.938; microseconds
+  /// in a CUDA graph, float 512 x 16388 18.9 and 20.6, 1024 x 28672 63.4 and 61.9, 2048 x 16388 70.0
+  /// and 71.1.)
+  template <class Problem>
+  static bool deals_slices_of_short_rows(const Problem& problem, const ReductionPlan& plan,
+                                         bool has_whole_lines, int multiprocessors) {
+    using In = typename Problem::In;
+    constexpr int fewest_slices_a_multiprocessor = 64;
+    constexpr bool only_copies =
+        sizeof(In) == sizeof(typename Problem::Out) && !PartOfSlice<Problem>::has_transform;
+    const bool pays = sizeof(In) == 4 || (sizeof(In) == 2 && has_whole_lines && plan.slices > 2);
+    return only_copies && pays && problem.operation != Operation::logsumexp &&
+           problem.geometry.rows * plan.slices >=
+               index_type(fewest_slices_a_multiprocessor) * multiprocessors;
+  }
+
   index_type slices;      ///< of a row
   index_type runs;        ///< of slices, see ReductionPlan
   int slices_a_ticket;    ///< neighbours, of one row or several; of the last ticket perhaps fewer
@@ -1830,7 +1850,12 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   __syncthreads();
   block.epoch = shared_epoch;
   workspace.clear_before_first_epoch(block.epoch);
-  if (warp < publishers) {
+  // (Where nothing is to be finished, the finishers are publishers, too, by the same instructions: with a
+  // copy of their own warps waited for these to be fetched. One H200, logsumexp as a fraction of a sum, so
+  // and as now: bfloat16 24577 columns 0.64 and 0.75, 65537 0.78 and 0.87, 131073 0.84 and 0.89, 393217 0.92
+  // and 0.95.)
+  const bool all_publish = !parks && !OfBlock::holds_shares && !finishes;
+  if (warp < publishers + (all_publish ? warps_of_group : 0)) {
     if constexpr (parks) setmaxnreg_dec<GridPipelinedShape::publisher_registers>();
     if constexpr (holds_shares) setmaxnreg_inc<GridPipelinedShape::holder_registers>();
     block.publish(warp / warps_of_group, shape.parties, warp % warps_of_group);
@@ -1843,8 +1868,6 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
       block.park_and_finish(warp - publishers);
     } else if (finishes) {
       block.finish(warp - publishers);
-    } else if constexpr (!OfBlock::holds_shares) {
-      block.publish(groups, shape.parties, warp - publishers);
     }
     return;
   }
@@ -1955,12 +1978,14 @@ struct GridPipelinedRows {
     constexpr bool only_copies =
         !has_transform || (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
     shape.collects_slice_each =
-        plan.slices <= 32 &&
-        (!has_whole_lines || !only_copies ||
-         (operands_of<typename Problem::Transform> == 0 && (sizeof(In) == 2 || plan.slices > 8)));
+        plan.slices <= 32 && (!has_whole_lines || !only_copies ||
+                              (operands_of<typename Problem::Transform> == 0 &&
+                               (sizeof(In) == 2 || plan.slices > 8 || plan.slices <= shape.slots / 2)));
     shape.all_slices = problem.geometry.rows * plan.slices + (shape.rereads ? shape.slices_reread : 0);
     // So that a block has one of these rows in its ring while another one comes.
-    shape.whole_rows = !shape.rereads && plan.slices <= shape.slots / 2;
+    shape.whole_rows = !shape.rereads && plan.slices <= shape.slots / 2 &&
+                       !GridPipelinedShape::deals_slices_of_short_rows(problem, plan, has_whole_lines,
+                                                                       device.multiprocessors);
     shape.slices_a_ticket = shape.whole_rows ? static_cast<int>(plan.slices) : 1;
     if (problem.operation == Operation::logsumexp && shape.slices_a_ticket == 1)
       shape.slices_a_ticket = GridPipelinedShape::slices_read_at_once;

@@ -299,7 +299,7 @@ struct PartOfSlice {
     if constexpr (single) {
       if (first_exists) low = bits_of_16(at);
       if (second_exists) high = bits_of_16(at + 1);
-      return __byte_perm(low, high, 0x5410);
+      return (low & 0xffffu) | high << 16;
     } else {
       if (in_slot ? first_exists : second_exists) pair = *reinterpret_cast<const unsigned*>(at);
       if (!in_slot && first_exists && !second_exists) low = bits_of_16(at);
