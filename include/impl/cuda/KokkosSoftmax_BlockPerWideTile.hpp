@@ -143,7 +143,7 @@ struct RowsOfThread {
     if (lie.vectors) {
       if (left > 0) {
         each([&](int k, const In* at) {
-          const auto vector = load_streaming(reinterpret_cast<const typename Tile::Loaded*>(at));
+          const auto vector = load_past_l1(reinterpret_cast<const typename Tile::Loaded*>(at));
 #pragma unroll
           for (int p = 0; p < parts; ++p) raw[p][k] = vector.of[p];
         });
@@ -246,7 +246,7 @@ struct RowsOfThread {
       typename Tile::Stored vector;
 #pragma unroll
       for (int p = 0; p < parts; ++p) vector.of[p] = bits_as<Put>(output_bits(p, k));
-      store_streaming(reinterpret_cast<typename Tile::Stored*>(at), vector);
+      store_past_l1(reinterpret_cast<typename Tile::Stored*>(at), vector);
       at += problem.geometry.y_column_stride;
     });
   }

@@ -33,6 +33,7 @@ template <int lanes>
 struct LanesOfRow {
   static constexpr int count = lanes;
   static constexpr bool has_neighbours = lanes < 32;  ///< rows beside this one in the warp
+  static constexpr bool reads_by_l1 = true;           ///< see load_of_row
   int index;                                          ///< of this thread in its row
   char* image;  ///< of the row in shared memory: image_bytes(count), where x and y ask for one
 
@@ -88,15 +89,19 @@ inline constexpr bool has_whole_rows_v = requires {
   Threads::has_whole_rows;
 };
 
-/// How a row is read and written, once, past L1. The hint that it is to leave L2 first pays where all is in
-/// L2 from one call to the next, operands above all. From memory it does not: what other kernels left in L2
-/// never leaves it then, for lines that may go first make room for each other, and operands without the hint
-/// take what room there is. (Softmax of 1 GiB of floats on one H200, fraction of a copy with the hint after a
-/// copy and after a kernel that read something else, and without it, the same after both: 64 columns 0.997,
-/// 0.974 and 0.999, 4096 0.986, 0.935 and 0.984, 4097 0.953, 0.875 and 0.953, 16384 0.978, 0.941 and 0.976;
-/// bfloat16 1024 0.983, 0.940 and 0.981, 8192 0.993, 0.947 and 0.987. With the hint for reading or for
-/// writing alone 0.92 and 0.957 where both and neither have 0.97. 8192 columns with a mask as large as x
-/// 0.905 and 0.979; of 32 MB 1.16 and 1.02.)
+/// How a row is read and written, once. By L1 where rows of warps that are neighbours, or the scalars of one
+/// that begins anywhere, have parts of a line each, else past it. (One H200, fractions of a copy, past L1 and
+/// by it: floats of 63 columns 0.80 and 0.90, 65 0.81 and 0.92, 129 0.93 and 0.98, 257 0.93 and 0.975.)
+///
+/// The hint that it is to leave L2 first pays where all is in L2 from one call to the next, operands above
+/// all. From memory it does not: what other kernels left in L2 never leaves it then, for lines that may go
+/// first make room for each other, and operands without the hint take what room there is. (Softmax of 1 GiB
+/// of floats on one H200, fraction of a copy with the hint after a copy and after a kernel that read
+/// something else, and without it, the same after both: 64 columns 0.997, 0.974 and 0.999, 4096 0.986, 0.935
+/// and 0.984, 4097 0.953, 0.875 and 0.953, 16384 0.978, 0.941 and 0.976; bfloat16 1024 0.983, 0.940 and
+/// 0.981, 8192 0.993, 0.947 and 0.987. With the hint for reading or for writing alone 0.92 and 0.957 where
+/// both and neither have 0.97. 8192 columns with a mask as large as x 0.905 and 0.979; of 32 MB 1.16
+/// and 1.02.)
 template <class Threads>
 inline constexpr bool leaves_l2_first_v = requires {
   requires Threads::leaves_l2_first;
@@ -105,6 +110,8 @@ template <class Threads, class T>
 __device__ T load_of_row(const T* p) {
   if constexpr (leaves_l2_first_v<Threads>) {
     return load_streaming(p);
+  } else if constexpr (requires { Threads::reads_by_l1; }) {
+    return load_by_l1(p);
   } else {
     return load_past_l1(p);
   }
@@ -586,12 +593,12 @@ struct RowRegisters {
       if (is_full(k, end, threads)) {
 #pragma unroll
         for (int step = k * width; step < (k + 1) * width; ++step)
-          raw[step] = load_of_row<Threads>(from + step * threads.count);
+          raw[step] = load_by_l1(from + step * threads.count);
       } else {
 #pragma unroll
         for (int step = k * width; step < (k + 1) * width; ++step) {
           raw[step] = store_as<In>(-infinity_v<Acc>);
-          if (left > step * threads.count) raw[step] = load_of_row<Threads>(from + step * threads.count);
+          if (left > step * threads.count) raw[step] = load_by_l1(from + step * threads.count);
         }
       }
     }

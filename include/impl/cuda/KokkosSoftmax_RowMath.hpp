@@ -270,7 +270,11 @@ using WordsOf = std::conditional_t<
     sizeof(T) == 2, unsigned short,
     std::conditional_t<sizeof(T) == 4, unsigned, std::conditional_t<sizeof(T) == 8, uint2, uint4>>>;
 
-/// Past L1, and, streaming, with the hint that it is to leave L2 first.
+/// By L1, past it, and, streaming, with the hint that it is to leave L2 first.
+template <class T>
+__device__ T load_by_l1(const T* p) {
+  return bits_as<T>(__ldca(reinterpret_cast<const WordsOf<T>*>(p)));
+}
 template <class T>
 __device__ T load_past_l1(const T* p) {
   return bits_as<T>(__ldcg(reinterpret_cast<const WordsOf<T>*>(p)));

@@ -176,8 +176,8 @@ __device__ __forceinline__ void store_from_shared(Out* y, int elements, const Ou
 #pragma unroll 1
     for (int left = whole_end - whole_begin - rank; left > 0;
          left -= 2 * size, from += 2 * size, at += 2 * size) {
-      __stcs(at, vector(from));
-      if (left > size) __stcs(at + size, vector(from + size));
+      __stcg(at, vector(from));
+      if (left > size) __stcg(at + size, vector(from + size));
     }
   };
   if (behind == 0) {
@@ -190,7 +190,7 @@ __device__ __forceinline__ void store_from_shared(Out* y, int elements, const Ou
     const bool is_last = rank >= width;
     const int i = is_last ? max(whole_end, whole_begin) * width + rank - width : rank;
     const int first = is_last ? 0 : y_before == 0 ? width : y_before;
-    if (i >= first && i < y_end) store_streaming(y - y_before + i, shifted[i]);
+    if (i >= first && i < y_end) store_past_l1(y - y_before + i, shifted[i]);
   }
 }
 

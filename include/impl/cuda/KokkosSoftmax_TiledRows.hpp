@@ -380,7 +380,7 @@ __global__ void __launch_bounds__(128, std::is_same_v<typename Problem::Transfor
           const int column = call.column(((whole_end - left + i) * width & -sector) - y_before);
           if (column < 0 || column + sector > columns) continue;
         }
-        __stcs(at + i, vector(from + i));
+        __stcg(at + i, vector(from + i));
       }
     }
   };
@@ -396,7 +396,7 @@ __global__ void __launch_bounds__(128, std::is_same_v<typename Problem::Transfor
     // Half a warp has what lies between two rows: a sector or two.
     const auto store_sector = [&](int element, int end_of_row, int begin_of_row) {
       const int at = (element & -sector) + lane % sector;
-      if (at < end_of_row || at >= begin_of_row) __stcs(to_elements + at, elements[at]);
+      if (at < end_of_row || at >= begin_of_row) __stcg(to_elements + at, elements[at]);
     };
     const int gap = stride - columns, behind_all = 1 << 24;
 #pragma unroll 2
@@ -408,9 +408,9 @@ __global__ void __launch_bounds__(128, std::is_same_v<typename Problem::Transfor
     }
   } else {
     // The elements before the first whole vector and behind the last one.
-    if (lane >= y_before && lane < whole_begin * width) __stcs(to_elements + lane, elements[lane]);
+    if (lane >= y_before && lane < whole_begin * width) __stcg(to_elements + lane, elements[lane]);
     const int last = whole_end * width + lane;
-    if (last < y_end) __stcs(to_elements + last, elements[last]);
+    if (last < y_end) __stcg(to_elements + last, elements[last]);
   }
 }
 
