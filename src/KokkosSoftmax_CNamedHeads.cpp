@@ -17,7 +17,7 @@ using Exec = Kokkos::Cuda;
 /// A GEMM whose head has these kernels and no others, so that they compile in a minute.
 template <class Gemm>
 struct OfNamedHead : Gemm {
-  using Rows = impl::CandidateList<impl::WarpPerRow, impl::BlockPerRow>;
+  using Rows = impl::CandidateList<impl::ThreadPerRow, impl::WarpPerRow, impl::BlockPerRow>;
 };
 struct TensorCoreGemmOfNamedHead : OfNamedHead<impl::TensorCoreGemm> {
   template <class Transform>

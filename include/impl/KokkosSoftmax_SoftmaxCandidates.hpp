@@ -21,6 +21,7 @@
 #include <impl/cuda/KokkosSoftmax_GridPipelinedTiles.hpp>
 #include <impl/cuda/KokkosSoftmax_RowInRegisters.hpp>
 #include <impl/cuda/KokkosSoftmax_SplitRows.hpp>
+#include <impl/cuda/KokkosSoftmax_ThreadPerRow.hpp>
 #include <impl/cuda/KokkosSoftmax_TiledLogits.hpp>
 #include <impl/cuda/KokkosSoftmax_TiledRows.hpp>
 #include <impl/cuda/KokkosSoftmax_TwoPassTiles.hpp>
@@ -34,7 +35,7 @@ namespace KokkosSoftmax::impl {
 /// cluster_per_tile, block_per_sliced_tile and grid_pipelined_tiles those of two_pass_tiles.)
 #if defined(KOKKOS_ENABLE_CUDA)
 using SoftmaxCandidates =
-    CandidateList<TiledRows, TiledLogits, WarpPerRow, BlockPerRow, SplitRows, GridPipelinedRows,
+    CandidateList<ThreadPerRow, TiledRows, TiledLogits, WarpPerRow, BlockPerRow, SplitRows, GridPipelinedRows,
                   BlockPerWideTile, BlockPerTile, ClusterPerTile, BlockPerSlicedTile, TwoPassTiles,
                   GridPipelinedTiles, SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 #elif defined(KOKKOS_ENABLE_HPX)

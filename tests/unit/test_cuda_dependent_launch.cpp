@@ -251,6 +251,15 @@ TEST_F(CudaDependentLaunch, AKernelThatDoesNotWaitIsEarly) {
   EXPECT_TRUE(is_early([&] { graph.launch(); })) << "in a graph";
 }
 
+TEST_F(CudaDependentLaunch, ThreadPerRow) {
+  for (const std::int64_t padding : {0, 2}) {
+    const Shape shape{"thread_per_row_kernel", "thread_per_row", 200, 10, padding};
+    check<float>(shape);
+    check<bhalf_t>(shape);
+    check_with_bias(shape);
+  }
+}
+
 TEST_F(CudaDependentLaunch, WarpPerRow) {
   for (const std::int64_t columns : {64, 65}) {
     const Shape shape{"warp_per_row_kernel", "warp_per_row", 200, columns};

@@ -506,6 +506,37 @@ TYPED_TEST(Determinism, FloatRowsOfMoreThanL2Holds) {
   }
 }
 
+// Rows of which a device may have one in a thread, several threads' one behind the other where there are
+// many.
+TYPED_TEST(Determinism, RowsOfAFewColumns) {
+  const TypeParam exec{};
+  const bool host = Kokkos::SpaceAccessibility<TypeParam, Kokkos::HostSpace>::accessible;
+  const std::int64_t many = host ? 3000 : 300001;
+  const auto check = [&]<class Scalar, class... Transform>(Scalar, std::int64_t columns,
+                                                           const Transform&... transform) {
+    for (auto operation : operations) {
+      SameBits<Scalar, TypeParam> same(operation, columns);
+      for (const std::int64_t rows : {std::int64_t(1), std::int64_t(129), many})
+        same.check(exec, {rows}, "", transform...);
+      same.check(exec, {many, false, 1, 0, 2}, "", transform...);
+      same.check(exec, {many, false, 3, 0, 8}, "", transform...);
+      same.check(exec, {300, false, 0, 1}, "", transform...);
+      same.check(exec, {300, false, 1, 6, 0}, "", transform...);
+      same.check(exec, {many, false, 0, 0, -1, true}, "", transform...);
+    }
+  };
+  for (std::int64_t columns : {2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 22, 31}) {
+    check(float{}, columns);
+    check(double{}, columns);
+    check(ks::half_t{}, columns);
+    check(ks::bhalf_t{}, columns);
+  }
+  for (std::int64_t columns : {2, 5, 8, 15}) {
+    check(float{}, columns, ks::scale(0.5) | ks::gelu());
+    check(ks::bhalf_t{}, columns, ks::scale(0.5));
+  }
+}
+
 // Short rows in slices that are dealt one by one where there are many, 64 for each of a device's
 // multiprocessors.
 TYPED_TEST(Determinism, ManyShortRowsInSlices) {
