@@ -51,6 +51,7 @@ struct ImageOfRows {
     return unit == 16 ? reinterpret_cast<T*>(&vector_at(i / width))[i % width] : data[i];
   }
 
+  /// A row to and from a thread's registers.
   __device__ void read_row(int row, T (&to)[columns == 0 ? 1 : columns]) const {
     if constexpr (unit < 4) {
 #pragma unroll
@@ -93,8 +94,9 @@ struct ImageOfRows {
 #pragma unroll
       for (int w = 0; w < row_bytes / 4; ++w) {
         if constexpr (sizeof(T) == 2) {
-          word[w] = bits_as<unsigned short>(from[2 * w]) | unsigned(bits_as<unsigned short>(from[2 * w + 1]))
-                                                               << 16;
+          const unsigned low = bits_as<unsigned short>(from[2 * w]),
+                         high = bits_as<unsigned short>(from[2 * w + 1]);
+          word[w] = low | high << 16;
         } else if constexpr (sizeof(T) == 4) {
           word[w] = bits_as<unsigned>(from[w]);
         } else {
