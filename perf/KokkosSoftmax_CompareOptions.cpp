@@ -219,7 +219,7 @@ std::vector<std::string> to_layouts(const std::string& text) {
 }  // namespace
 
 std::vector<ShapeRequest> default_shapes() {
-  return to_shapes("fitx393216,64,256,1024,4096,16384,65536,131072,1048576");
+  return to_shapes("fitx393216,10,64,65,256,1024,4096,4097,16384,50257,65536,131072,1048576");
 }
 
 bool parse_options(int argc, char** argv, Options& options) {
