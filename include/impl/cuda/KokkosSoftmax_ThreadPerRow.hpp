@@ -47,16 +47,17 @@ struct ImageOfRows {
   __device__ explicit ImageOfRows(char* memory) : data(reinterpret_cast<T*>(memory)) {}
   __device__ static int mixed(int v) { return unit == 16 ? v ^ (v >> 3 & 7) : v; }
   __device__ uint4& vector_at(int v) const { return reinterpret_cast<uint4*>(data)[mixed(v)]; }
-  __device__ T& operator[](int i) const {
-    return unit == 16 ? reinterpret_cast<T*>(&vector_at(i / width))[i % width] : data[i];
+  /// A scalar's bits. (As what it is the compiler would take it apart into its bytes.)
+  using Bits = WordsOf<T>;
+  __device__ Bits& operator[](int i) const {
+    return reinterpret_cast<Bits*>(data)[unit == 16 ? mixed(i / width) * width + i % width : i];
   }
 
   /// A row to and from a thread's registers.
   __device__ void read_row(int row, T (&to)[columns == 0 ? 1 : columns]) const {
     if constexpr (unit < 4) {
 #pragma unroll
-      for (int k = 0; k < columns; ++k)
-        to[k] = bits_as<T>(reinterpret_cast<const Bits*>(data)[row * columns + k]);
+      for (int k = 0; k < columns; ++k) to[k] = bits_as<T>((*this)[row * columns + k]);
     } else {
       unsigned word[row_bytes / 4];
 #pragma unroll
@@ -87,8 +88,7 @@ struct ImageOfRows {
   __device__ void write_row(int row, const T (&from)[columns == 0 ? 1 : columns]) const {
     if constexpr (unit < 4) {
 #pragma unroll
-      for (int k = 0; k < columns; ++k)
-        reinterpret_cast<Bits*>(data)[row * columns + k] = bits_as<Bits>(from[k]);
+      for (int k = 0; k < columns; ++k) (*this)[row * columns + k] = bits_as<Bits>(from[k]);
     } else {
       unsigned word[row_bytes / 4];
 #pragma unroll
@@ -149,12 +149,12 @@ struct ImageOfRows {
       }
 #pragma unroll
       for (int k = 0; k < at_once; ++k) {
-        if (first + k * threads < count) (*this)[first + k * threads] = bits_as<T>(held[k]);
+        if (first + k * threads < count) (*this)[first + k * threads] = held[k];
       }
     }
   }
-  /// Likewise to global memory, word by word. (One H200, fractions of a copy, vector by vector and so: float
-  /// 2 columns 0.62 and 0.97, 5 0.63 and 0.97, 16 0.65 and 0.98, however many blocks a multiprocessor had.)
+  /// Likewise to global memory, word by word. (Vector by vector it had 0.65 of a copy for 0.97, but by loads
+  /// of bytes, which the compiler made of copies of vectors: not tried since.)
   __device__ void write(T* to, int count) const {
     constexpr int threads = ThreadPerRowTile::threads;
     const auto thread = static_cast<int>(threadIdx.x);
@@ -167,13 +167,8 @@ struct ImageOfRows {
       }
       done = words * 4 / static_cast<int>(sizeof(T));
     }
-    for (int i = done + thread; i < count; i += threads)
-      reinterpret_cast<Bits*>(to)[i] = bits_as<Bits>((*this)[i]);
+    for (int i = done + thread; i < count; i += threads) reinterpret_cast<Bits*>(to)[i] = (*this)[i];
   }
-
- private:
-  /// (A half or bfloat16 would be taken apart into its bytes.)
-  using Bits = WordsOf<T>;
 };
 
 /// A row of at most so many columns in a thread's registers; past the end -inf.
@@ -252,7 +247,7 @@ __global__ void __launch_bounds__(ThreadPerRowTile::threads)
       if constexpr (exact) {
         x.read_row(row, logit);
       } else {
-        for_columns<columns>(length, [&](int k) { logit[k] = x[row * length + k]; });
+        for_columns<columns>(length, [&](int k) { logit[k] = bits_as<In>(x[row * length + k]); });
       }
     } else {
       for_columns<columns>(length, [&](int k) { logit[k] = problem.x[where.x_offset + k]; });
@@ -270,7 +265,7 @@ __global__ void __launch_bounds__(ThreadPerRowTile::threads)
       } else if constexpr (exact) {
         output[k] = out;
       } else {
-        y[row * length + k] = out;
+        y[row * length + k] = bits_as<WordsOf<Out>>(out);
       }
     });
     if constexpr (exact) {
