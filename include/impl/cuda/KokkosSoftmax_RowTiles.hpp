@@ -358,15 +358,12 @@ struct PartOfTile {
                                   [[maybe_unused]] bool softmax) {
     auto sum = ShareSum<Acc>::none();
     constexpr int few = is_16_bit_v<Out> ? 8 : 4;
+    static_assert(columns % few == 0);
 #pragma unroll
     for (int k = 0; k < columns; k += few) {
       Acc e[few];
 #pragma unroll
       for (int j = 0; j < few; ++j) {
-        if (k + j >= columns) {
-          e[j] = 0;
-          continue;
-        }
         if constexpr (Part::packed) {
           e[j] = exponential(value(k + j, row));
         } else {
