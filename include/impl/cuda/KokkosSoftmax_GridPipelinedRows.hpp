@@ -191,10 +191,10 @@ struct GridPipelinedShape {
                                          bool has_whole_lines, int multiprocessors) {
     using In = typename Problem::In;
     constexpr int fewest_slices_a_multiprocessor = 64;
-    constexpr bool only_copies =
+    constexpr bool is_plain =
         sizeof(In) == sizeof(typename Problem::Out) && !PartOfSlice<Problem>::has_transform;
     const bool pays = sizeof(In) == 4 || (sizeof(In) == 2 && has_whole_lines && plan.slices > 2);
-    return only_copies && pays && problem.operation != Operation::logsumexp &&
+    return is_plain && pays && problem.operation != Operation::logsumexp &&
            problem.geometry.rows * plan.slices >=
                index_type(fewest_slices_a_multiprocessor) * multiprocessors;
   }
@@ -1977,13 +1977,13 @@ struct GridPipelinedRows {
                         (sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0);
     constexpr bool only_copies =
         !has_transform || (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
-    shape.collects_slice_each =
-        plan.slices <= 32 && (!has_whole_lines || !only_copies ||
-                              (operands_of<typename Problem::Transform> == 0 &&
-                               (sizeof(In) == 2 || plan.slices > 8 || plan.slices <= shape.slots / 2)));
+    const bool ring_has_two = plan.slices <= shape.slots / 2;
+    shape.collects_slice_each = plan.slices <= 32 && (!has_whole_lines || !only_copies ||
+                                                      (operands_of<typename Problem::Transform> == 0 &&
+                                                       (sizeof(In) == 2 || plan.slices > 8 || ring_has_two)));
     shape.all_slices = problem.geometry.rows * plan.slices + (shape.rereads ? shape.slices_reread : 0);
     // So that a block has one of these rows in its ring while another one comes.
-    shape.whole_rows = !shape.rereads && plan.slices <= shape.slots / 2 &&
+    shape.whole_rows = !shape.rereads && ring_has_two &&
                        !GridPipelinedShape::deals_slices_of_short_rows(problem, plan, has_whole_lines,
                                                                        device.multiprocessors);
     shape.slices_a_ticket = shape.whole_rows ? static_cast<int>(plan.slices) : 1;

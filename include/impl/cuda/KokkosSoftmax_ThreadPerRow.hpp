@@ -41,80 +41,42 @@ struct ImageOfRows {
   static constexpr int width = 16 / static_cast<int>(sizeof(T));
   static constexpr int row_bytes = columns * static_cast<int>(sizeof(T));
   /// What a thread takes at once of its row: as much as all rows are multiples of.
-  static constexpr int unit = columns == 0 ? 0 : std::gcd(row_bytes, 16);
+  static constexpr int unit = columns == 0 ? static_cast<int>(sizeof(T)) : std::gcd(row_bytes, 16);
+  /// A scalar's bits. (As what it is the compiler would take it apart into its bytes.)
+  using Bits = WordsOf<T>;
+  struct Piece {
+    static constexpr int count = unit / static_cast<int>(sizeof(T));
+    Bits bits[count];
+  };
+  static constexpr int pieces = columns / Piece::count;
   T* data;
 
   __device__ explicit ImageOfRows(char* memory) : data(reinterpret_cast<T*>(memory)) {}
   __device__ static int mixed(int v) { return unit == 16 ? v ^ (v >> 3 & 7) : v; }
   __device__ uint4& vector_at(int v) const { return reinterpret_cast<uint4*>(data)[mixed(v)]; }
-  /// A scalar's bits. (As what it is the compiler would take it apart into its bytes.)
-  using Bits = WordsOf<T>;
+  __device__ WordsOf<Piece>& piece_at(int p) const {
+    return reinterpret_cast<WordsOf<Piece>*>(data)[mixed(p)];
+  }
   __device__ Bits& operator[](int i) const {
     return reinterpret_cast<Bits*>(data)[unit == 16 ? mixed(i / width) * width + i % width : i];
   }
 
-  /// A row to and from a thread's registers.
+  /// A row to and from a thread's registers, so much at once.
   __device__ void read_row(int row, T (&to)[columns == 0 ? 1 : columns]) const {
-    if constexpr (unit < 4) {
 #pragma unroll
-      for (int k = 0; k < columns; ++k) to[k] = bits_as<T>((*this)[row * columns + k]);
-    } else {
-      unsigned word[row_bytes / 4];
+    for (int p = 0; p < pieces; ++p) {
+      const auto piece = bits_as<Piece>(piece_at(row * pieces + p));
 #pragma unroll
-      for (int u = 0; u < row_bytes / unit; ++u) {
-        const int at = row * (row_bytes / unit) + u;
-        if constexpr (unit == 16) {
-          const uint4 v = vector_at(at);
-          word[4 * u] = v.x, word[4 * u + 1] = v.y, word[4 * u + 2] = v.z, word[4 * u + 3] = v.w;
-        } else if constexpr (unit == 8) {
-          const uint2 v = reinterpret_cast<const uint2*>(data)[at];
-          word[2 * u] = v.x, word[2 * u + 1] = v.y;
-        } else {
-          word[u] = reinterpret_cast<const unsigned*>(data)[at];
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < columns; ++k) {
-        if constexpr (sizeof(T) == 2) {
-          to[k] = bits_as<T>(static_cast<unsigned short>(word[k / 2] >> k % 2 * 16));
-        } else if constexpr (sizeof(T) == 4) {
-          to[k] = bits_as<T>(word[k]);
-        } else {
-          to[k] = bits_as<T>(uint2{word[2 * k], word[2 * k + 1]});
-        }
-      }
+      for (int i = 0; i < Piece::count; ++i) to[p * Piece::count + i] = bits_as<T>(piece.bits[i]);
     }
   }
   __device__ void write_row(int row, const T (&from)[columns == 0 ? 1 : columns]) const {
-    if constexpr (unit < 4) {
 #pragma unroll
-      for (int k = 0; k < columns; ++k) (*this)[row * columns + k] = bits_as<Bits>(from[k]);
-    } else {
-      unsigned word[row_bytes / 4];
+    for (int p = 0; p < pieces; ++p) {
+      Piece piece;
 #pragma unroll
-      for (int w = 0; w < row_bytes / 4; ++w) {
-        if constexpr (sizeof(T) == 2) {
-          const unsigned low = bits_as<unsigned short>(from[2 * w]),
-                         high = bits_as<unsigned short>(from[2 * w + 1]);
-          word[w] = low | high << 16;
-        } else if constexpr (sizeof(T) == 4) {
-          word[w] = bits_as<unsigned>(from[w]);
-        } else {
-          const auto both = bits_as<uint2>(from[w / 2]);
-          word[w] = w % 2 == 0 ? both.x : both.y;
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < row_bytes / unit; ++u) {
-        const int at = row * (row_bytes / unit) + u;
-        if constexpr (unit == 16) {
-          vector_at(at) = uint4{word[4 * u], word[4 * u + 1], word[4 * u + 2], word[4 * u + 3]};
-        } else if constexpr (unit == 8) {
-          reinterpret_cast<uint2*>(data)[at] = uint2{word[2 * u], word[2 * u + 1]};
-        } else {
-          reinterpret_cast<unsigned*>(data)[at] = word[u];
-        }
-      }
+      for (int i = 0; i < Piece::count; ++i) piece.bits[i] = bits_as<Bits>(from[p * Piece::count + i]);
+      piece_at(row * pieces + p) = bits_as<WordsOf<Piece>>(piece);
     }
   }
 
@@ -181,18 +143,10 @@ struct RowOfThread {
   /// Calls put(k, output) for the first `count`, or writes the logsumexp.
   template <class Put>
   __device__ void softmax(Operation operation, int count, Out* lse, const Put& put) {
-    const auto fold = [](Acc(&all)[columns], const auto& join) {
-#pragma unroll
-      for (int distance = 1; distance < columns; distance *= 2) {
-#pragma unroll
-        for (int k = 0; k + distance < columns; k += 2 * distance) all[k] = join(all[k], all[k + distance]);
-      }
-      return all[0];
-    };
     Acc top[columns], e[columns];
 #pragma unroll
     for (int k = 0; k < columns; ++k) top[k] = held[k];
-    const Acc max_of_row = fold(top, [](Acc a, Acc b) { return maximum_or_nan(a, b); });
+    const Acc max_of_row = fold_accumulators<columns>(top, [](Acc a, Acc b) { return maximum_or_nan(a, b); });
     const Acc max = finite_maximum(max_of_row);
     const ExponentialBelow<Acc> exponential(max);
 #pragma unroll
@@ -202,7 +156,7 @@ struct RowOfThread {
 #pragma unroll
       for (int k = 0; k < columns; ++k) held[k] = e[k];
     }
-    const Acc uncorrected = fold(e, [](Acc a, Acc b) { return a + b; });
+    const Acc uncorrected = fold_accumulators<columns>(e, [](Acc a, Acc b) { return a + b; });
     const Acc sum =
         sum_or_special(max_of_row, is_softmax ? uncorrected : uncorrected * exponential.correction);
     const RowResult<Acc> result(operation, MaxSum<Acc>{max, sum});
