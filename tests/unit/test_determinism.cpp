@@ -520,12 +520,16 @@ TYPED_TEST(Determinism, RowsOfAFewColumns) {
         same.check(exec, {rows}, "", transform...);
       same.check(exec, {many, false, 1, 0, 2}, "", transform...);
       same.check(exec, {many, false, 3, 0, 8}, "", transform...);
+      same.check(exec, {many, false, 8, 0, 5}, "", transform...);
+      for (const std::int64_t rows : {1, 2, 129}) same.check(exec, {rows, false, 5, 0, 7}, "", transform...);
       same.check(exec, {300, false, 0, 1}, "", transform...);
       same.check(exec, {300, false, 1, 6, 0}, "", transform...);
       same.check(exec, {many, false, 0, 0, -1, true}, "", transform...);
+      same.check(exec, {many, false, 3, 0, -1, true}, "", transform...);
     }
   };
-  for (std::int64_t columns : {2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 22, 31}) {
+  for (std::int64_t columns :
+       {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 22, 24, 25, 27, 29, 31, 33, 34, 39}) {
     check(float{}, columns);
     check(double{}, columns);
     check(ks::half_t{}, columns);

@@ -5,14 +5,16 @@
 /// The CUDA kernel for rows of a few contiguous columns: a thread has a row. Rows that lie one behind the
 /// other come to shared memory and leave it as memory does, in pieces that know nothing of rows; threads that
 /// read and wrote them where they lie would have a part of a sector each. (1 GiB on one H200, fractions of a
-/// copy, warp_per_row and this kernel: float 2 columns 0.05 and 0.96, 5 0.13 and 0.98, 10 0.26 and 0.95, 16
-/// 0.82 and 0.96, 17 0.43 and 0.82, 31 0.67 and 0.80; bfloat16 2 0.02 and 0.54, 5 0.05 and 0.78, 10 0.12 and
-/// 0.89, 15 0.17 and 0.89; double 2 0.13 and 0.72, 5 0.15 and 0.68, 9 0.28 and 0.52; microseconds in a CUDA
-/// graph, float 10 columns: 1 row 1.3 and 1.8, 100000 rows 8.1 and 3.1.)
+/// copy, tiled_rows for 16 and more columns of bfloat16, else warp_per_row, and this kernel: float 2 columns
+/// 0.05 and 0.97, 5 0.13 and 0.99, 10 0.26 and 0.97, 16 0.81 and 0.98, 17 0.43 and 0.99, 31 0.69 and 0.99, 33
+/// 0.76 and 1.00, 39 0.84 and 0.98; bfloat16 2 0.02 and 0.57, 5 0.05 and 0.82, 10 0.12 and 0.92, 15 0.17 and
+/// 0.92, 17 0.66 and 0.98, 31 0.90 and 0.92; double 2 0.13 and 0.93, 5 0.16 and 0.94, 8 0.57 and 0.89;
+/// microseconds in a CUDA graph, float 10 columns: 1 row 1.3 and 1.9, 100000 rows 8.1 and 3.0.)
 
 #ifndef KOKKOSSOFTMAX_THREADPERROW_HPP
 #define KOKKOSSOFTMAX_THREADPERROW_HPP
 
+#include <impl/cuda/KokkosSoftmax_OperandNeighbours.hpp>
 #include <impl/cuda/KokkosSoftmax_RowInRegisters.hpp>
 #include <impl/cuda/KokkosSoftmax_RowTiles.hpp>
 
@@ -26,17 +28,26 @@ namespace KokkosSoftmax::impl {
 /// A block's rows, and how they come to it.
 struct ThreadPerRowTile {
   static constexpr int threads = 128;
-  static constexpr int usual_bytes = 8192;                              ///< of the larger of x and y
-  static constexpr int vectors_of_thread = usual_bytes / 16 / threads;  ///< under way at once
 
   int rows;                 ///< a multiple of `threads`
   bool stages_x, stages_y;  ///< whether rows of x and of y lie one behind the other
   int y_begin;              ///< of the outputs in shared memory
+
+  /// Of a tile that has all that it can. (With 8 KB for the longer rows, too, on one H200: bfloat16 17
+  /// columns 0.71 for 0.98, 25 0.70 for 0.91.)
+  template <class Problem>
+  KOKKOS_FORCEINLINE_FUNCTION static constexpr int rows_of_thread(int columns) {
+    constexpr std::size_t x = sizeof(typename Problem::In), y = sizeof(typename Problem::Out);
+    const int row_bytes = columns * static_cast<int>(x > y ? x : y);
+    const int rows = (row_bytes > 32 ? 16384 : 8192) / (row_bytes * threads);
+    return rows > 1 ? rows : 1;
+  }
 };
 
 /// Rows of so many columns in shared memory, or of any number (0), one behind the other; but where they are
-/// whole vectors, these in another order, for neighbouring rows would begin on the same bank.
-template <class T, int columns>
+/// whole vectors, these in another order, for neighbouring rows would begin on the same bank. A tile has so
+/// many rows of each thread, if there are enough.
+template <class T, int columns, int rows_of_thread>
 struct ImageOfRows {
   static constexpr int width = 16 / static_cast<int>(sizeof(T));
   static constexpr int row_bytes = columns * static_cast<int>(sizeof(T));
@@ -82,54 +93,105 @@ struct ImageOfRows {
 
   /// Copies `count` scalars from global memory, by all threads of the block.
   __device__ void read(const T* from, int count) const {
-    constexpr int threads = ThreadPerRowTile::threads;
-    const auto thread = static_cast<int>(threadIdx.x);
-    int done = 0;
-    if (reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
+    const auto behind = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) % 16);
+    const auto* const at = reinterpret_cast<const uint4*>(from - behind / size);
+    if (behind == 0) {
       const int vectors = count / width;
-      constexpr int at_once = ThreadPerRowTile::vectors_of_thread;
-      for (int first = thread; first < vectors; first += at_once * threads) {
-        uint4 held[at_once];
-#pragma unroll
-        for (int k = 0; k < at_once; ++k) {
-          if (first + k * threads < vectors)
-            held[k] = load_past_l1(reinterpret_cast<const uint4*>(from) + first + k * threads);
-        }
-#pragma unroll
-        for (int k = 0; k < at_once; ++k) {
-          if (first + k * threads < vectors) vector_at(first + k * threads) = held[k];
-        }
+      const auto get = [&](int v) { return load_past_l1(at + v); };
+      const auto use = [&](int v, const uint4& held) { vector_at(v) = held; };
+      if (rows_of_thread != 0 && vectors == vectors_of_tile) {
+        for_each_of_tile(get, use);
+      } else {
+        for_each<4>(vectors, get, use);
       }
-      done = vectors * width;
+      read_scalars(from, vectors * width, count);
+    } else {
+      // Each lies in two of memory's. (What is before the first is of its allocation, which begins at a
+      // boundary; what is behind the last may be of none.)
+      struct Two {
+        uint4 first, second;
+      };
+      const int vectors = max((behind + count * size) / 16 - 1, 0);
+      for_each<2>(
+          vectors,
+          [&](int v) {
+            return Two{at[v], at[v + 1]};
+          },
+          [&](int v, const Two& held) { vector_at(v) = between(held.first, held.second, behind); });
+      read_scalars(from, vectors * width, count);
     }
-    constexpr int at_once = 8;
-    for (int first = done + thread; first < count; first += at_once * threads) {
-      Bits held[at_once];
+  }
+  /// Likewise to global memory.
+  __device__ void write(T* to, int count) const {
+    const auto behind = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) % 16);
+    auto* const at = reinterpret_cast<uint4*>(to - behind / size);
+    const int end = (behind + count * size) / 16;  // of whole vectors
+    if (behind == 0) {
+#pragma unroll 4
+      for (int v = thread(); v < end; v += threads) at[v] = vector_at(v);
+      write_scalars(to, 0, 0, end * width, count);
+    } else {
+#pragma unroll 1
+      for (int v = thread() + 1; v < end; v += threads)
+        at[v] = between(vector_at(v - 1), vector_at(v), 16 - behind);
+      const int head = min(width - behind / size, count);
+      write_scalars(to, 0, head, max(head, end * width - behind / size), count);
+    }
+  }
+
+ private:
+  static constexpr int size = static_cast<int>(sizeof(T)), threads = ThreadPerRowTile::threads;
+  __device__ static int thread() {
+    return static_cast<int>(threadIdx.x);
+  }
+
+  /// The 16 bytes that begin so many behind the begin of the first of two neighbours.
+  __device__ static uint4 between(const uint4& first, const uint4& second, int bytes) {
+    unsigned words[] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+    shift_words<16, size, 4>(words, bytes);
+    return {words[0], words[1], words[2], words[3]};
+  }
+  /// use(v, get(v)) for all `count`, so many of a thread at once.
+  template <int at_once, class Get, class Use>
+  __device__ static void for_each(int count, const Get& get, const Use& use) {
+#pragma unroll 1
+    for (int first = thread(); first < count; first += at_once * threads) {
+      decltype(get(0)) held[at_once];
 #pragma unroll
       for (int k = 0; k < at_once; ++k) {
-        if (first + k * threads < count) held[k] = reinterpret_cast<const Bits*>(from)[first + k * threads];
+        if (first + k * threads < count) held[k] = get(first + k * threads);
       }
 #pragma unroll
       for (int k = 0; k < at_once; ++k) {
-        if (first + k * threads < count) (*this)[first + k * threads] = held[k];
+        if (first + k * threads < count) use(first + k * threads, held[k]);
       }
     }
   }
-  /// Likewise to global memory, word by word. (Vector by vector it had 0.65 of a copy for 0.97, but by loads
-  /// of bytes, which the compiler made of copies of vectors: not tried since.)
-  __device__ void write(T* to, int count) const {
-    constexpr int threads = ThreadPerRowTile::threads;
-    const auto thread = static_cast<int>(threadIdx.x);
-    int done = 0;
-    if (reinterpret_cast<std::uintptr_t>(to) % 4 == 0) {
-      const int words = count * static_cast<int>(sizeof(T)) / 4;
-      for (int w = thread; w < words; w += threads) {
-        const int in_order = unit == 16 ? mixed(w / 4) * 4 + w % 4 : w;
-        reinterpret_cast<unsigned*>(to)[w] = reinterpret_cast<const unsigned*>(data)[in_order];
-      }
-      done = words * 4 / static_cast<int>(sizeof(T));
+  /// All of a tile's at once. (There are not predicates enough to ask for each of eight.)
+  static constexpr int vectors_of_tile = rows_of_thread * threads * row_bytes / 16;
+  template <class Get, class Use>
+  __device__ static void for_each_of_tile(const Get& get, const Use& use) {
+    constexpr int of_all = vectors_of_tile / threads, others = vectors_of_tile % threads;
+    const int first = thread(), last = first + of_all * threads;
+    decltype(get(0)) held[of_all + 1];
+#pragma unroll
+    for (int k = 0; k < of_all; ++k) held[k] = get(first + k * threads);
+    if (first < others) held[of_all] = get(last);
+#pragma unroll
+    for (int k = 0; k < of_all; ++k) use(first + k * threads, held[k]);
+    if (first < others) use(last, held[of_all]);
+  }
+  __device__ void read_scalars(const T* from, int begin, int end) const {
+#pragma unroll 1
+    for (int i = begin + thread(); i < end; i += threads) (*this)[i] = reinterpret_cast<const Bits*>(from)[i];
+  }
+  /// Two ranges of them.
+  __device__ void write_scalars(T* to, int begin, int end, int next, int next_end) const {
+#pragma unroll 1
+    for (int i = begin + thread(); i < end + next_end - next; i += threads) {
+      const int at = i < end ? i : i - end + next;
+      reinterpret_cast<Bits*>(to)[at] = (*this)[at];
     }
-    for (int i = done + thread; i < count; i += threads) reinterpret_cast<Bits*>(to)[i] = (*this)[i];
   }
 };
 
@@ -170,24 +232,71 @@ struct RowOfThread {
   }
 };
 
-/// `exact`: rows have so many columns, else at most.
-template <int columns, bool exact, class Problem>
-__global__ void __launch_bounds__(ThreadPerRowTile::threads)
-    thread_per_row_kernel(const __grid_constant__ Problem problem,
-                          const __grid_constant__ ThreadPerRowTile tile) {
+/// A row of doubles that stays in shared memory, where its exponentials take the place of its logits:
+/// registers that hold it would be too many. (1 GiB on one H200, fractions of a copy, in registers and so: 9
+/// columns 0.60 and 0.83, 13 0.52 and 0.83; in warps and so: 10 0.61 and 0.80, 17 0.45 and 0.83, 22 0.64 and
+/// 0.87, 31 0.82 and 0.84, but 12 0.80 and 0.59, where rows begin on few banks.)
+template <class Problem>
+struct RowInShared {
   using Acc = typename Problem::Acc;
+  using Out = typename Problem::Out;
+  static_assert(sizeof(typename Problem::In) == sizeof(Acc) && sizeof(Out) == sizeof(Acc));
+  using Image = ImageOfRows<Acc, 0, 0>;
+  Image image;
+  int first;
+
+  __device__ Acc at(int k) const { return bits_as<Acc>(image[first + k]); }
+  __device__ void put(int k, Acc value) const { image[first + k] = bits_as<typename Image::Bits>(value); }
+
+  /// Calls write(k, output) for all `count`, or writes the logsumexp.
+  template <class Write>
+  __device__ void softmax(Operation operation, int count, Out* lse, const Write& write) const {
+    const bool is_softmax = operation == Operation::softmax;
+    Acc max_of_row = at(0);
+#pragma unroll 4
+    for (int k = 1; k < count; ++k) max_of_row = maximum_or_nan(max_of_row, at(k));
+    const Acc max = finite_maximum(max_of_row);
+    const ExponentialBelow<Acc> exponential(max);
+    Acc sum[2] = {0, 0};
+#pragma unroll 1
+    for (int k = 0; k < count; k += 2) {
+      const bool has_second = k + 1 < count;
+      const Acc e = exponential(at(k)), second = exponential(at(has_second ? k + 1 : k));
+      if (is_softmax) {
+        put(k, e);
+        if (has_second) put(k + 1, second);
+      }
+      sum[0] += e;
+      sum[1] += has_second ? second : 0;
+    }
+    const RowResult<Acc> result(operation, MaxSum<Acc>{max, sum_or_special(max_of_row, sum[0] + sum[1])});
+    if (operation == Operation::logsumexp) {
+      *lse = result.logsumexp();
+    } else {
+#pragma unroll 2
+      for (int k = 0; k < count; ++k)
+        write(k, is_softmax ? at(k) * result.factor : result.log_softmax(at(k)));
+    }
+  }
+};
+
+/// Brings a block's rows, calls use_row(x, y, row, where) for each of a thread's, and takes y away. Images
+/// have rows of so many columns, or of any number (0).
+template <int columns, class Problem, class UseRow>
+__device__ __forceinline__ void for_rows_of_thread(const Problem& problem, const ThreadPerRowTile& tile,
+                                                   const UseRow& use_row) {
   using In = std::remove_const_t<typename Problem::In>;
   using Out = typename Problem::Out;
-  constexpr int columns_of_image = exact ? columns : 0;
+  constexpr int rows_of_thread = columns == 0 ? 0 : ThreadPerRowTile::rows_of_thread<Problem>(columns);
   extern __shared__ __align__(16) char images_of_tile[];
   const RowGeometry& g = problem.geometry;
   grid_dependency_wait();
   if (g.rows == 0) return;
-  const int length = exact ? columns : static_cast<int>(g.columns);
+  const int length = columns == 0 ? static_cast<int>(g.columns) : columns;
   const index_type first_row = static_cast<index_type>(blockIdx.x) * tile.rows;
   const auto rows = static_cast<int>(min(static_cast<index_type>(tile.rows), g.rows - first_row));
-  const ImageOfRows<In, columns_of_image> x(images_of_tile);
-  const ImageOfRows<Out, columns_of_image> y(images_of_tile + tile.y_begin);
+  const ImageOfRows<In, columns, rows_of_thread> x(images_of_tile);
+  const ImageOfRows<Out, columns, rows_of_thread> y(images_of_tile + tile.y_begin);
   if (tile.stages_x) {
     x.read(problem.x + first_row * length, rows * length);
     __syncthreads();
@@ -196,40 +305,89 @@ __global__ void __launch_bounds__(ThreadPerRowTile::threads)
   for (int row = static_cast<int>(threadIdx.x); row < rows; row += ThreadPerRowTile::threads) {
     RowGeometry::Row where{0, 0, 0};
     if (has_transform_v<Problem> || !tile.stages_x || !tile.stages_y) where = g.row(first_row + row);
-    In logit[columns];
-    if (tile.stages_x) {
-      if constexpr (exact) {
-        x.read_row(row, logit);
-      } else {
-        for_columns<columns>(length, [&](int k) { logit[k] = bits_as<In>(x[row * length + k]); });
-      }
-    } else {
-      for_columns<columns>(length, [&](int k) { logit[k] = problem.x[where.x_offset + k]; });
-    }
-    RowOfThread<columns, Problem> mine;
-#pragma unroll
-    for (int k = 0; k < columns; ++k) mine.held[k] = k < length ? load_as<Acc>(logit[k]) : -infinity_v<Acc>;
-    if constexpr (has_transform_v<Problem>)
-      transform_columns<1>(prepared_stage<Acc>(problem.transform.at_row(where.index), 0), 0, length,
-                           mine.held);
-    Out output[columns];
-    mine.softmax(problem.operation, length, problem.y + where.y_offset, [&](int k, Out out) {
-      if (!tile.stages_y) {
-        problem.y[where.y_offset + k] = out;
-      } else if constexpr (exact) {
-        output[k] = out;
-      } else {
-        y[row * length + k] = bits_as<WordsOf<Out>>(out);
-      }
-    });
-    if constexpr (exact) {
-      if (tile.stages_y) y.write_row(row, output);
-    }
+    use_row(x, y, row, where);
   }
   if (tile.stages_y) {
     __syncthreads();
     y.write(problem.y + first_row * length, rows * length);
   }
+}
+
+/// Blocks for whose registers there must be room, where the compiler would take more. (One H200, without it
+/// and with it: float 26 columns 0.97 and 0.99, 35 0.94 and 0.99, double 8 0.74 and 0.84; but float 30 0.99
+/// and, with five, 0.85.)
+template <class Problem>
+constexpr int thread_per_row_blocks(int columns, bool exact) {
+  if (sizeof(typename Problem::Acc) == 8) return columns > 6 ? 4 : 1;
+  if (!exact) return columns > 8 ? 6 : 1;
+  return columns > 32 ? 4 : columns >= 25 && columns <= 27 ? 5 : 1;
+}
+
+/// `exact`: rows have so many columns, else at most.
+template <int columns, bool exact, class Problem>
+__global__ void __launch_bounds__(ThreadPerRowTile::threads, thread_per_row_blocks<Problem>(columns, exact))
+    thread_per_row_kernel(const __grid_constant__ Problem problem,
+                          const __grid_constant__ ThreadPerRowTile tile) {
+  using Acc = typename Problem::Acc;
+  using In = std::remove_const_t<typename Problem::In>;
+  using Out = typename Problem::Out;
+  const int length = exact ? columns : static_cast<int>(problem.geometry.columns);
+  for_rows_of_thread<exact ? columns : 0>(
+      problem, tile, [&](const auto& x, const auto& y, int row, const RowGeometry::Row& where) {
+        In logit[columns];
+        if (tile.stages_x) {
+          if constexpr (exact) {
+            x.read_row(row, logit);
+          } else {
+            for_columns<columns>(length, [&](int k) { logit[k] = bits_as<In>(x[row * length + k]); });
+          }
+        } else {
+          for_columns<columns>(length, [&](int k) { logit[k] = problem.x[where.x_offset + k]; });
+        }
+        RowOfThread<columns, Problem> mine;
+#pragma unroll
+        for (int k = 0; k < columns; ++k)
+          mine.held[k] = k < length ? load_as<Acc>(logit[k]) : -infinity_v<Acc>;
+        if constexpr (has_transform_v<Problem>)
+          transform_columns<1>(prepared_stage<Acc>(problem.transform.at_row(where.index), 0), 0, length,
+                               mine.held);
+        Out output[columns];
+        mine.softmax(problem.operation, length, problem.y + where.y_offset, [&](int k, Out out) {
+          if (!tile.stages_y) {
+            problem.y[where.y_offset + k] = out;
+          } else if constexpr (exact) {
+            output[k] = out;
+          } else {
+            y[row * length + k] = bits_as<WordsOf<Out>>(out);
+          }
+        });
+        if constexpr (exact) {
+          if (tile.stages_y) y.write_row(row, output);
+        }
+      });
+}
+
+/// Likewise, of RowInShared.
+template <class Problem>
+__global__ void __launch_bounds__(ThreadPerRowTile::threads)
+    thread_per_row_in_shared_kernel(const __grid_constant__ Problem problem,
+                                    const __grid_constant__ ThreadPerRowTile tile) {
+  const auto length = static_cast<int>(problem.geometry.columns);
+  for_rows_of_thread<0>(
+      problem, tile, [&](const auto& image, const auto&, int row, const RowGeometry::Row& where) {
+        const RowInShared<Problem> mine{image, row * length};
+        if (!tile.stages_x) {
+#pragma unroll 4
+          for (int k = 0; k < length; ++k) mine.put(k, problem.x[where.x_offset + k]);
+        }
+        mine.softmax(problem.operation, length, problem.y + where.y_offset, [&](int k, auto output) {
+          if (tile.stages_y) {
+            mine.put(k, output);
+          } else {
+            problem.y[where.y_offset + k] = output;
+          }
+        });
+      });
 }
 
 struct ThreadPerRow {
@@ -248,18 +406,24 @@ struct ThreadPerRow {
 
   template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
+    // `reserve` launches over no rows: that loads the kernels for shorter rows, too, which a capture could
+    // not do.
+    const index_type columns = problem.geometry.columns;
+    const bool no_rows = problem.geometry.rows == 0;
     if constexpr (has_transform_v<Problem>) {
-      // `reserve` launches over no rows: that loads all three, which a capture could not do.
-      const index_type columns = problem.geometry.columns;
-      const bool no_rows = problem.geometry.rows == 0;
-      if (columns <= 4 || no_rows) launch<4, false>(exec, problem);
-      if ((columns > 4 && columns <= 8) || no_rows) launch<8, false>(exec, problem);
-      if (columns > 8 || no_rows) launch<16, false>(exec, problem);
+      if (columns <= 4 || no_rows) launch<&thread_per_row_kernel<4, false, Problem>>(exec, problem);
+      if (columns > 4 && (columns <= 8 || no_rows))
+        launch<&thread_per_row_kernel<8, false, Problem>>(exec, problem);
+      if (columns > 8) launch<&thread_per_row_kernel<16, false, Problem>>(exec, problem);
     } else {
+      if constexpr (is_double<Problem>) {
+        if (stays_in_shared(columns)) launch<&thread_per_row_in_shared_kernel<Problem>>(exec, problem);
+      }
       // One for each length, so that nothing is done for columns that are not there.
-      const auto launch_of = [&]<int columns>(std::integral_constant<int, columns>) {
-        if constexpr (takes<Problem>(columns)) {
-          if (problem.geometry.columns == columns) launch<columns, true>(exec, problem);
+      const auto launch_of = [&]<int length>(std::integral_constant<int, length>) {
+        if constexpr (takes<Problem>(length) && !(is_double<Problem> && stays_in_shared(length))) {
+          if (columns == length || (columns > length && no_rows))
+            launch<&thread_per_row_kernel<length, true, Problem>>(exec, problem);
         }
       };
       const auto launch_any = [&]<int... i>(std::integer_sequence<int, i...>) {
@@ -273,20 +437,26 @@ struct ThreadPerRow {
   static void reserve(const Exec&, const Problem&) {}
 
  private:
-  static constexpr int shortest = 2, longest = 31;
+  template <class Problem>
+  static constexpr bool is_double = sizeof(typename Problem::In) == 8 && sizeof(typename Problem::Out) == 8;
+  static constexpr bool stays_in_shared(index_type columns_of_double) { return columns_of_double > 8; }
+  static constexpr int shortest = 2, longest = 39;
 
-  /// The length decides, and whether there is a transform, for others give other bits: up to 15 columns, but
-  /// of double what warps are not faster with; of float without a transform up to 16, and longer rows that
-  /// are no whole vectors. (Of 16 bits tiled_rows takes longer ones.)
+  /// The length decides, and whether there is a transform, for others give other bits: what warps are not
+  /// faster with, whole vectors of floats from 24 columns on, say.
   template <class Problem>
   static constexpr bool takes(index_type columns) {
-    using In = std::remove_const_t<typename Problem::In>;
-    if (sizeof(In) == 2) return columns < 16;
-    if (sizeof(In) == 8) return columns <= (columns % 2 == 0 ? 8 : 13);
-    return columns < 16 || (!has_transform_v<Problem> && (columns == 16 || columns % 4 != 0));
+    constexpr std::size_t size = sizeof(typename Problem::In);
+    const bool is_odd = columns % 2 != 0;
+    if (size == 8 && columns <= 8) return true;
+    if (has_transform_v<Problem>) return size == 8 ? is_odd && columns <= 13 : columns < 16;
+    if (is_double<Problem>) return is_odd ? columns < 32 : columns % 4 == 2 && columns <= 26;
+    if (size == 8) return is_odd && columns <= 13;
+    if (size == 2) return columns < 32;
+    return columns <= 20 || columns % 4 != 0;
   }
 
-  template <int columns, bool exact, class Problem>
+  template <auto kernel, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem) {
     using In = typename Problem::In;
     using Out = typename Problem::Out;
@@ -302,8 +472,7 @@ struct ThreadPerRow {
     const auto bytes_of_threads = [&](std::size_t size) {
       return threads * g.columns * static_cast<index_type>(size);
     };
-    const index_type most =
-        ThreadPerRowTile::usual_bytes / bytes_of_threads(std::max(sizeof(In), sizeof(Out)));
+    const index_type most = ThreadPerRowTile::rows_of_thread<Problem>(static_cast<int>(g.columns));
     const index_type enough =
         g.rows / (index_type(exec.cuda_device_prop().multiProcessorCount) * blocks_at_once * threads);
     const index_type rows_of_thread = std::max<index_type>(1, std::min(most, enough));
@@ -312,11 +481,11 @@ struct ThreadPerRow {
                y_bytes = static_cast<int>(rows_of_thread * bytes_of_threads(sizeof(Out)));
     // The outputs take the place of the inputs where they are as large.
     tile.y_begin = tile.stages_x && tile.stages_y && sizeof(In) != sizeof(Out) ? x_bytes : 0;
-    const int bytes =
-        tile.stages_y ? tile.y_begin + std::max(y_bytes, tile.y_begin == 0 ? x_bytes : 0) : x_bytes;
-    launch_with_shared<&thread_per_row_kernel<columns, exact, Problem>>(
-        exec, kernel_label(problem.operation, name), ceil_div(g.rows, static_cast<index_type>(tile.rows)),
-        ThreadPerRowTile::threads, bytes, problem, tile);
+    int bytes = tile.stages_y ? tile.y_begin + std::max(y_bytes, tile.y_begin == 0 ? x_bytes : 0) : x_bytes;
+    if constexpr (is_double<Problem>) bytes = x_bytes;
+    launch_with_shared<kernel>(exec, kernel_label(problem.operation, name),
+                               ceil_div(g.rows, static_cast<index_type>(tile.rows)),
+                               ThreadPerRowTile::threads, bytes, problem, tile);
   }
 };
 
