@@ -34,23 +34,27 @@ KOKKOS_FORCEINLINE_FUNCTION float exp_by_polynomial(float x) {
   return x > 88.0f ? infinity_v<float> : result;
 }
 
+/// Its polynomial for doubles.
+KOKKOS_FORCEINLINE_FUNCTION double exp_quotient(double r) {
+  double p = 2.5100424157005066788e-8;
+  p = p * r + 2.7620138719733995569e-7;
+  p = p * r + 2.7557268378684192873e-6;
+  p = p * r + 2.4801521190217727651e-5;
+  p = p * r + 1.9841269863105968749e-4;
+  p = p * r + 1.3888888917881793308e-3;
+  p = p * r + 8.3333333333300513464e-3;
+  p = p * r + 4.1666666666623991516e-2;
+  p = p * r + 1.6666666666666667456e-1;
+  return p * r + 0.5;
+}
+
 KOKKOS_FORCEINLINE_FUNCTION double exp_by_polynomial(double x) {
   constexpr double round = 6755399441055744.0;  // 1.5 * 2^52
   const double clamped = x < -709.0 ? -709.0 : x;
   const double shifted = clamped * 1.4426950408889634074 + round;
   const double n = shifted - round;
   const double r = (clamped - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
-  double p = 2.5100424157005066788e-8;
-  p = p * r + 2.7620138719733995569e-7;
-  p = p * r + 2.7557268378684192873e-6;
-  p = p * r + 2.4801521190217727651e-5;
-  p = p * r + 1.9841269863105968749e-4;
-  p = p * r + 1.3888888917281793308e-3;
-  p = p * r + 8.3333333333300513464e-3;
-  p = p * r + 4.1666666666623991516e-2;
-  p = p * r + 1.6666666666666667456e-1;
-  p = p * r + 0.5;
-  p = (p * r) * r + r + 1.0;
+  const double p = (exp_quotient(r) * r) * r + r + 1.0;
   const double power = bits_as<double>((bits_as<std::uint64_t>(shifted) << 52) + 0x3ff0000000000000u);
   const double result = x < -708.3964185322641 ? 0.0 : p * power;
   return x > 709.0 ? infinity_v<double> : result;

@@ -432,12 +432,12 @@ TYPED_TEST(Determinism, AMaskAndABiasOfMoreRowsThanL2Holds) {
 // The implementations between which the number of rows decides agree to the bit, wherever both take a call:
 // each that is ever chosen by itself for these shapes, and those of the same arrangement that differ by the
 // number of rows alone.
-template <class Exec, class... Transform>
+template <class Scalar, class Exec, class... Transform>
 void check_what_is_chosen(std::int64_t columns, const Transform&... transform) {
   const Exec exec{};
   for (auto operation : operations) {
     std::vector<std::string> chosen;
-    SameBits<float, Exec> same(operation, columns);
+    SameBits<Scalar, Exec> same(operation, columns);
     for (std::int64_t rows : {std::int64_t(1), std::int64_t(2), std::int64_t(16), std::int64_t(64),
                               std::int64_t(600), large_batch<Exec>(columns)}) {
       same.check(exec, {rows}, "", transform...);
@@ -450,7 +450,10 @@ void check_what_is_chosen(std::int64_t columns, const Transform&... transform) {
   }
 }
 TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgrees) {
-  for (std::int64_t columns : {1000, 12289, 50257, 128255}) check_what_is_chosen<TypeParam>(columns);
+  for (std::int64_t columns : {1000, 12289, 50257, 128255}) check_what_is_chosen<float, TypeParam>(columns);
+  for (std::int64_t columns :
+       {24, 33, 48, 80, 97, 129, 160, 161, 192, 257, 300, 320, 321, 384, 500, 1001, 12289})
+    check_what_is_chosen<double, TypeParam>(columns);
 }
 
 // Of `columns` columns.
@@ -467,7 +470,7 @@ auto bias_gelu_and_scale(std::int64_t columns) {
 }
 TYPED_TEST(Determinism, WhatIsChosenByTheNumberOfRowsAgreesWithATransform) {
   for (std::int64_t columns : {1000, 9217, 12289, 14001, 16383, 50257})
-    check_what_is_chosen<TypeParam>(columns, bias_gelu_and_scale<TypeParam>(columns));
+    check_what_is_chosen<float, TypeParam>(columns, bias_gelu_and_scale<TypeParam>(columns));
 }
 
 // Many rows with a transform that is the same for all of them, which a block may have one after the other:
