@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(ThreadPerRowTile::threads, thread_per_row_bloc
         if constexpr (has_transform_v<Problem>)
           transform_columns<1>(prepared_stage<Acc>(problem.transform.at_row(where.index), 0), 0, length,
                                mine.held);
-        Out output[columns];
+        [[maybe_unused]] Out output[columns];
         mine.softmax(problem.operation, length, problem.y + where.y_offset, [&](int k, Out out) {
           if (!tile.stages_y) {
             problem.y[where.y_offset + k] = out;
