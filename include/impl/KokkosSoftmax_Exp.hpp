@@ -34,14 +34,14 @@ KOKKOS_FORCEINLINE_FUNCTION float exp_by_polynomial(float x) {
   return x > 88.0f ? infinity_v<float> : result;
 }
 
-/// Its polynomial for doubles.
+/// The polynomial for doubles: (exp(r) - 1 - r) / r^2.
 KOKKOS_FORCEINLINE_FUNCTION double exp_quotient(double r) {
   double p = 2.5100424157005066788e-8;
   p = p * r + 2.7620138719733995569e-7;
   p = p * r + 2.7557268378684192873e-6;
   p = p * r + 2.4801521190217727651e-5;
   p = p * r + 1.9841269863105968749e-4;
-  p = p * r + 1.3888888917881793308e-3;
+  p = p * r + 1.3888888917281793308e-3;
   p = p * r + 8.3333333333300513464e-3;
   p = p * r + 4.1666666666623991516e-2;
   p = p * r + 1.6666666666666667456e-1;

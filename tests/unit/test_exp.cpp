@@ -166,6 +166,20 @@ TEST(Exp, DoubleDifferences) {
   expect_within(sweep_doubles<Which::scalar_difference>(), 2);
 }
 
+// The polynomial alone, which CUDA has, too: two units in the last place would hide a wrong digit of it.
+TEST(Exp, PolynomialForDoubles) {
+  if (std::numeric_limits<long double>::digits < 64) GTEST_SKIP() << "there is no wider type";
+  const double end = 0.5 * 0.6931471805599453;
+  long double worst = 0;
+  for (int i = -20000; i <= 20000; ++i) {
+    const double r = end * i / 20000;
+    const long double wide = r, got = 1 + wide + static_cast<long double>(exp_quotient(r)) * wide * wide;
+    worst = std::max(worst, std::abs(got / std::exp(wide) - 1));
+  }
+  EXPECT_LE(worst, 5e-17L);
+  EXPECT_GT(worst, 0);
+}
+
 // --- what GELU is made of ----------------------------------------------------------------------------------
 
 // x Phi(x) on vectors and on scalars: the error in units of |x| 2^-24, that is of Phi(x)'s.
