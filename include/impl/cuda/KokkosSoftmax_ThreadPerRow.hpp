@@ -481,8 +481,9 @@ struct ThreadPerRow {
                y_bytes = static_cast<int>(rows_of_thread * bytes_of_threads(sizeof(Out)));
     // The outputs take the place of the inputs where they are as large.
     tile.y_begin = tile.stages_x && tile.stages_y && sizeof(In) != sizeof(Out) ? x_bytes : 0;
-    int bytes = tile.stages_y ? tile.y_begin + std::max(y_bytes, tile.y_begin == 0 ? x_bytes : 0) : x_bytes;
-    if constexpr (is_double<Problem>) bytes = x_bytes;
+    // (Where neither is staged, too: doubles may stay in it.)
+    const int bytes =
+        tile.stages_y ? tile.y_begin + std::max(y_bytes, tile.y_begin == 0 ? x_bytes : 0) : x_bytes;
     launch_with_shared<kernel>(exec, kernel_label(problem.operation, name),
                                ceil_div(g.rows, static_cast<index_type>(tile.rows)),
                                ThreadPerRowTile::threads, bytes, problem, tile);
