@@ -19,6 +19,7 @@
 #include <impl/cuda/KokkosSoftmax_CudaRuntime.hpp>
 #include <impl/cuda/KokkosSoftmax_GridPipelinedRows.hpp>
 #include <impl/cuda/KokkosSoftmax_GridPipelinedTiles.hpp>
+#include <impl/cuda/KokkosSoftmax_QuadPerRow.hpp>
 #include <impl/cuda/KokkosSoftmax_RowInRegisters.hpp>
 #include <impl/cuda/KokkosSoftmax_SplitRows.hpp>
 #include <impl/cuda/KokkosSoftmax_ThreadPerRow.hpp>
@@ -35,9 +36,9 @@ namespace KokkosSoftmax::impl {
 /// cluster_per_tile, block_per_sliced_tile and grid_pipelined_tiles those of two_pass_tiles.)
 #if defined(KOKKOS_ENABLE_CUDA)
 using SoftmaxCandidates =
-    CandidateList<ThreadPerRow, TiledRows, TiledLogits, WarpPerRow, BlockPerRow, SplitRows, GridPipelinedRows,
-                  BlockPerWideTile, BlockPerTile, ClusterPerTile, BlockPerSlicedTile, TwoPassTiles,
-                  GridPipelinedTiles, SimdRows, StridedRows, SplitTeamRows, TeamRows>;
+    CandidateList<ThreadPerRow, QuadPerRow, TiledRows, TiledLogits, WarpPerRow, BlockPerRow, SplitRows,
+                  GridPipelinedRows, BlockPerWideTile, BlockPerTile, ClusterPerTile, BlockPerSlicedTile,
+                  TwoPassTiles, GridPipelinedTiles, SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 #elif defined(KOKKOS_ENABLE_HPX)
 // SimdRows leans on launches that have ended when they return.
 using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;

@@ -260,6 +260,13 @@ TEST_F(CudaDependentLaunch, ThreadPerRow) {
   }
 }
 
+TEST_F(CudaDependentLaunch, QuadPerRow) {
+  for (const std::int64_t columns : {40, 65}) {
+    for (const std::int64_t padding : {0, 2, 4})
+      check<float>({"quad_per_row_kernel", "quad_per_row", 200, columns, padding});
+  }
+}
+
 TEST_F(CudaDependentLaunch, WarpPerRow) {
   for (const std::int64_t columns : {64, 65}) {
     const Shape shape{"warp_per_row_kernel", "warp_per_row", 200, columns};

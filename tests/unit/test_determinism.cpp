@@ -509,8 +509,8 @@ TYPED_TEST(Determinism, FloatRowsOfMoreThanL2Holds) {
   }
 }
 
-// Rows of which a device may have one in a thread, several threads' one behind the other where there are
-// many.
+// Rows of which a device may have one in a thread, or in a few lanes, several threads' one behind the other
+// where there are many.
 TYPED_TEST(Determinism, RowsOfAFewColumns) {
   const TypeParam exec{};
   const bool host = Kokkos::SpaceAccessibility<TypeParam, Kokkos::HostSpace>::accessible;
@@ -529,6 +529,7 @@ TYPED_TEST(Determinism, RowsOfAFewColumns) {
       same.check(exec, {300, false, 1, 6, 0}, "", transform...);
       same.check(exec, {many, false, 0, 0, -1, true}, "", transform...);
       same.check(exec, {many, false, 3, 0, -1, true}, "", transform...);
+      for (const std::int64_t padding : {2, 4}) same.check(exec, {300, false, 0, padding}, "", transform...);
     }
   };
   for (std::int64_t columns :
@@ -538,6 +539,9 @@ TYPED_TEST(Determinism, RowsOfAFewColumns) {
     check(ks::half_t{}, columns);
     check(ks::bhalf_t{}, columns);
   }
+  for (std::int64_t columns : {36, 40, 44, 48,  50,  56,  60,  63,  65,  66,  68,  72, 80,
+                               84, 96, 97, 100, 102, 104, 108, 111, 112, 116, 119, 127})
+    check(float{}, columns);
   for (std::int64_t columns : {2, 5, 8, 15}) {
     check(float{}, columns, ks::scale(0.5) | ks::gelu());
     check(ks::bhalf_t{}, columns, ks::scale(0.5));

@@ -6,10 +6,11 @@
 /// other come to shared memory and leave it as memory does, in pieces that know nothing of rows; threads that
 /// read and wrote them where they lie would have a part of a sector each. (1 GiB on one H200, fractions of a
 /// copy, tiled_rows for 16 and more columns of bfloat16, else warp_per_row, and this kernel: float 2 columns
-/// 0.05 and 0.97, 5 0.13 and 0.99, 10 0.26 and 0.97, 16 0.81 and 0.98, 17 0.43 and 0.99, 31 0.69 and 0.99, 33
-/// 0.76 and 1.00, 39 0.84 and 0.98; bfloat16 2 0.02 and 0.57, 5 0.05 and 0.82, 10 0.12 and 0.92, 15 0.17 and
-/// 0.92, 17 0.66 and 0.98, 31 0.90 and 0.92; double 2 0.13 and 0.93, 5 0.16 and 0.94, 8 0.57 and 0.89;
-/// microseconds in a CUDA graph, float 10 columns: 1 row 1.3 and 1.9, 100000 rows 8.1 and 3.0.)
+/// 0.05 and 0.97, 5 0.13 and 0.99, 10 0.26 and 0.97, 16 0.81 and 0.98, 17 0.43 and 0.99, 31 0.69 and 0.99;
+/// bfloat16 2 0.02 and 0.57, 5 0.05 and 0.82, 10 0.12 and 0.92, 15 0.17 and 0.92, 17 0.66 and 0.98, 31 0.90
+/// and 0.92; double 2 0.13 and 0.93, 5 0.16 and 0.94, 8 0.57 and 0.89; microseconds in a CUDA graph, float 10
+/// columns: 1 row 1.3 and 1.9, 100000 rows 8.1 and 3.0.) So do rows with the same between all of them, element
+/// by element.
 
 #ifndef KOKKOSSOFTMAX_THREADPERROW_HPP
 #define KOKKOSSOFTMAX_THREADPERROW_HPP
@@ -29,9 +30,10 @@ namespace KokkosSoftmax::impl {
 struct ThreadPerRowTile {
   static constexpr int threads = 128;
 
-  int rows;                 ///< a multiple of `threads`
-  bool stages_x, stages_y;  ///< whether rows of x and of y lie one behind the other
-  int y_begin;              ///< of the outputs in shared memory
+  int rows;                               ///< a multiple of `threads`
+  bool stages_x, stages_y;                ///< whether rows of x and of y go by shared memory
+  index_type x_row_stride, y_row_stride;  ///< of these
+  int y_begin;                            ///< of the outputs in shared memory
 
   /// Of a tile that has all that it can. (With 8 KB for the longer rows, too, on one H200: bfloat16 17
   /// columns 0.71 for 0.98, 25 0.70 for 0.91.)
@@ -120,6 +122,16 @@ struct ImageOfRows {
           [&](int v, const Two& held) { vector_at(v) = between(held.first, held.second, behind); });
       read_scalars(from, vectors * width, count);
     }
+  }
+  /// Likewise of rows of so many columns with something between them.
+  __device__ void read_apart(const T* from, index_type row_stride, int length, int count) const {
+    for_units_of_rows<1, threads>(from, row_stride, length, count, thread(), [&](int i, const T* at) {
+      (*this)[i] = *reinterpret_cast<const Bits*>(at);
+    });
+  }
+  __device__ void write_apart(T* to, index_type row_stride, int length, int count) const {
+    for_units_of_rows<1, threads>(to, row_stride, length, count, thread(),
+                                  [&](int i, T* at) { *reinterpret_cast<Bits*>(at) = (*this)[i]; });
   }
   /// Likewise to global memory.
   __device__ void write(T* to, int count) const {
@@ -298,7 +310,12 @@ __device__ __forceinline__ void for_rows_of_thread(const Problem& problem, const
   const ImageOfRows<In, columns, rows_of_thread> x(images_of_tile);
   const ImageOfRows<Out, columns, rows_of_thread> y(images_of_tile + tile.y_begin);
   if (tile.stages_x) {
-    x.read(problem.x + first_row * length, rows * length);
+    const In* const from = problem.x + first_row * tile.x_row_stride;
+    if (tile.x_row_stride == length) {
+      x.read(from, rows * length);
+    } else {
+      x.read_apart(from, tile.x_row_stride, length, rows * length);
+    }
     __syncthreads();
   }
 #pragma unroll 1
@@ -309,18 +326,23 @@ __device__ __forceinline__ void for_rows_of_thread(const Problem& problem, const
   }
   if (tile.stages_y) {
     __syncthreads();
-    y.write(problem.y + first_row * length, rows * length);
+    Out* const to = problem.y + first_row * tile.y_row_stride;
+    if (tile.y_row_stride == length) {
+      y.write(to, rows * length);
+    } else {
+      y.write_apart(to, tile.y_row_stride, length, rows * length);
+    }
   }
 }
 
 /// Blocks for whose registers there must be room, where the compiler would take more. (One H200, without it
-/// and with it: float 26 columns 0.97 and 0.99, 35 0.94 and 0.99, double 8 0.74 and 0.84; but float 30 0.99
+/// and with it: float 26 columns 0.97 and 0.99, double 8 0.74 and 0.84; but float 30 0.99
 /// and, with five, 0.85.)
 template <class Problem>
 constexpr int thread_per_row_blocks(int columns, bool exact) {
   if (sizeof(typename Problem::Acc) == 8) return columns > 6 ? 4 : 1;
   if (!exact) return columns > 8 ? 6 : 1;
-  return columns > 32 ? 4 : columns >= 25 && columns <= 27 ? 5 : 1;
+  return columns >= 25 && columns <= 27 ? 5 : 1;
 }
 
 /// `exact`: rows have so many columns, else at most.
@@ -440,7 +462,7 @@ struct ThreadPerRow {
   template <class Problem>
   static constexpr bool is_double = sizeof(typename Problem::In) == 8 && sizeof(typename Problem::Out) == 8;
   static constexpr bool stays_in_shared(index_type columns_of_double) { return columns_of_double > 8; }
-  static constexpr int shortest = 2, longest = 39;
+  static constexpr int shortest = 2, longest = 31;
 
   /// The length decides, and whether there is a transform, for others give other bits: what warps are not
   /// faster with, whole vectors of floats from 24 columns on, say.
@@ -461,12 +483,11 @@ struct ThreadPerRow {
     using In = typename Problem::In;
     using Out = typename Problem::Out;
     const RowGeometry& g = problem.geometry;
-    const auto lie_behind_each_other = [&](const index_type* stride) {
-      return g.rank == 0 || (g.rank == 1 && stride[0] == g.columns);
-    };
     ThreadPerRowTile tile{};
-    tile.stages_x = lie_behind_each_other(g.x_stride);
-    tile.stages_y = problem.operation != Operation::logsumexp && lie_behind_each_other(g.y_stride);
+    tile.stages_x = g.rank <= 1;
+    tile.stages_y = problem.operation != Operation::logsumexp && g.rank <= 1;
+    tile.x_row_stride = g.rank == 1 ? g.x_stride[0] : g.columns;
+    tile.y_row_stride = g.rank == 1 ? g.y_stride[0] : g.columns;
     // As many rows as fill the memory, unless there are too few for all multiprocessors.
     constexpr index_type threads = ThreadPerRowTile::threads, blocks_at_once = 8;
     const auto bytes_of_threads = [&](std::size_t size) {

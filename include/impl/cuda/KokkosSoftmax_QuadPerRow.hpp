@@ -1,0 +1,340 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The CUDA kernel for rows of floats that are too long for a thread and too short for a warp: four lanes
+/// have a row. A warp brings some rows to shared memory as they lie in memory, in vectors that know nothing
+/// of rows, and takes them away so; between, each lane has its part of a row in registers. (1 GiB on one
+/// H200, fractions of a copy, softmax by warp_per_row, or up to 39 columns by thread_per_row, and so: 36
+/// columns 0.85 and 0.99, 40 0.89 and 0.98, 47 0.91 and 0.98, 56 0.97 and 0.99, 63 0.89 and 0.98, 65 0.91 and
+/// 0.97, 84 0.96 and 0.99, 95 0.84 and 0.97, 100 0.94 and 0.98, 119 0.92 and 0.97; where x and y begin off a
+/// boundary of 16 bytes 36 0.64 and 0.92, 65 0.91 and 0.97, 80 0.72 and 0.94, 100 0.80 and 0.98; microseconds
+/// in a CUDA graph, 65 columns: 1 row 1.6 and 2.2, 4096 rows 2.2 and 2.4, 100000 rows 15.8 and 14.2. Eight
+/// lanes a row have 0.97 to 0.99, too, but 0.94 to 0.97 of log_softmax below 56 columns, and less of
+/// logsumexp.)
+
+#ifndef KOKKOSSOFTMAX_QUADPERROW_HPP
+#define KOKKOSSOFTMAX_QUADPERROW_HPP
+
+#include <impl/cuda/KokkosSoftmax_RowInRegisters.hpp>
+
+#include <string_view>
+#include <type_traits>
+
+namespace KokkosSoftmax::impl {
+
+/// A block's rows, and how they come and go.
+struct QuadTile {
+  static constexpr int threads = 128, lanes = 4, rows_at_once = 32 / lanes;
+  /// Columns of a row are dealt to its lanes in rounds, so many neighbours to each: wherever the rows of a
+  /// warp begin, its lanes find these on banks of their own, if rows are an odd number of them apart.
+  static constexpr int columns_of_round = 32, columns_of_lane = columns_of_round / lanes;
+
+  int batches;                        ///< of rows_at_once, of a warp
+  unsigned rows_of_warp;              ///< that is
+  int before;                         ///< elements of a warp's image that lie before its first row
+  int image;                          ///< elements of that image, whole vectors
+  bool x_is_as_image, y_is_as_image;  ///< whether rows lie one behind the other in memory, as far behind a
+                                      ///< boundary of 16 bytes
+};
+
+/// A warp's rows in shared memory, one behind the other.
+struct ImageOfQuads {
+  float* data;
+  int begin, end;  ///< of the rows
+
+  __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
+  /// use(v) for vectors from `first` up to `end`, which the lanes take in turn.
+  template <class Use>
+  __device__ static void for_vectors(int first, int end, const Use& use) {
+    constexpr int at_once = 4;
+#pragma unroll 1
+    for (int v = first + lane(); v < end; v += at_once * 32) {
+#pragma unroll
+      for (int k = 0; k < at_once; ++k) {
+        if (v + k * 32 < end) use(v + k * 32);
+      }
+    }
+  }
+
+  /// `first` is where the image's begin lies in memory.
+  __device__ void read(const float* first) const {
+    const int whole = end / 4;
+    const std::uint32_t to = shared_address(data);
+    for_vectors(0, whole, [&](int v) { cp_async_16(to + v * 16, first + v * 4); });
+    // (What is behind the last row may be no memory.)
+    if (end % 4 != 0 && lane() < end % 4) data[whole * 4 + lane()] = first[whole * 4 + lane()];
+  }
+  __device__ void write(float* first) const {
+    const int first_whole = (begin + 3) / 4, whole = end / 4;
+    for_vectors(first_whole, whole,
+                [&](int v) { reinterpret_cast<uint4*>(first)[v] = reinterpret_cast<const uint4*>(data)[v]; });
+    if ((begin | end) % 4 != 0 && lane() < 8) {
+      const bool at_begin = lane() < 4;
+      const int i = at_begin ? lane() : whole * 4 + lane() - 4;
+      if (at_begin ? i >= begin && i < first_whole * 4 : i < end) first[i] = data[i];
+    }
+  }
+  /// use(in the image, in memory) for so many neighbours each, of rows that lie there otherwise.
+  template <int together, class T, class Use>
+  __device__ void for_memory(const RowGeometry& g, T* data_of_all, const index_type* strides,
+                             index_type first_row, const Use& use) const {
+    const auto columns = static_cast<int>(g.columns);
+    const auto use_unit = [&](int i, T* at) { use(data + begin + i * together, at); };
+    if (g.rank <= 1) {
+      const index_type stride = g.rank == 0 ? columns : strides[0];
+      for_units_of_rows<together, 32>(data_of_all + first_row * stride, stride, columns,
+                                      (end - begin) / together, lane(), use_unit);
+    } else {
+#pragma unroll 1
+      for (int first = 0; first < end - begin; first += columns, ++first_row) {
+        const RowGeometry::Row where = g.row(first_row);
+        T* const at = data_of_all + (strides == g.x_stride ? where.x_offset : where.y_offset);
+#pragma unroll 1
+        for (int column = lane() * together; column < columns; column += 32 * together)
+          use_unit((first + column) / together, at + column);
+      }
+    }
+  }
+};
+
+/// What a lane has of its row: so many neighbours of each round, of the last one `tail`. Where these are four
+/// or eight, the first four of all rounds come before the others.
+template <int rounds, int tail>
+struct QuadRegisters {
+  static constexpr int of_round = QuadTile::columns_of_lane, count = (rounds - 1) * of_round + tail;
+  static constexpr int width = tail < 4 ? tail : 4, vectors = count / width;
+  static_assert(count % width == 0);
+  float held[count];
+
+  template <class Threads>
+  __device__ static constexpr bool skips(int, int, const Threads&) {
+    return false;
+  }
+  /// use(k, column, whether it is there) for each `unit` of them. `turn`: of the neighbours of a round that
+  /// one first whose number differs by so much, bit by bit. This moves no bits: fours are added up in pairs
+  /// that differ by two and then by one, and the first of them in a round and the second in a pair.
+  template <int unit, class Use>
+  __device__ static void for_units(int lane_of_quad, int columns, int turn, const Use& use) {
+#pragma unroll
+    for (int round = 0; round < rounds; ++round) {
+      const int of_lane = round < rounds - 1 ? of_round : tail;
+#pragma unroll
+      for (int i = 0; i < of_lane; i += unit) {
+        const int k = width == 4 ? (i / 4 * rounds + round) * 4 + i % 4 : round * of_round + i;
+        const int turned = i ^ (turn & (of_lane - 1));
+        const int column = round * QuadTile::columns_of_round + lane_of_quad * of_lane + turned;
+        use(k, column, round < rounds - 1 || column < columns);
+      }
+    }
+  }
+};
+
+/// Blocks for whose registers there must be room, where the compiler would take more.
+constexpr int quad_per_row_blocks(int rounds) {
+  return rounds == 2 ? 8 : rounds == 3 ? 7 : 6;
+}
+
+/// Lanes take so many elements at once (`unit`). `turns`: rows may begin on the same bank, and each lane
+/// takes what it has in an order of its row.
+template <int rounds, int tail, int unit, bool turns, class Problem>
+__global__ void __launch_bounds__(QuadTile::threads, quad_per_row_blocks(rounds))
+    quad_per_row_kernel(const __grid_constant__ Problem problem, const __grid_constant__ QuadTile tile) {
+  using Registers = QuadRegisters<rounds, tail>;
+  struct alignas(4 * unit) Unit {
+    float value[unit];
+  };
+  constexpr int together = unit == 4 ? 4 : 1;  // in memory
+  extern __shared__ __align__(16) float images_of_quads[];
+  const RowGeometry& g = problem.geometry;
+  const auto columns = static_cast<int>(g.columns);
+  const unsigned warp = threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x % 32), quad = lane / QuadTile::lanes,
+            of_quad = lane % QuadTile::lanes;
+  const index_type first_row =
+      static_cast<index_type>(blockIdx.x * (QuadTile::threads / 32) + warp) * tile.rows_of_warp;
+  grid_dependency_wait();
+  const index_type rows_left = g.rows - first_row;
+  if (rows_left <= 0) return;
+  const auto rows = static_cast<int>(min(rows_left, static_cast<index_type>(tile.rows_of_warp)));
+  if (const int gap = gap_to_read(problem); gap > 0) {
+#pragma unroll 1
+    for (int row = quad; row < rows; row += QuadTile::rows_at_once)
+      read_ends_of_row(problem.y + g.row(first_row + row).y_offset, columns, gap, of_quad == 0, of_quad == 1);
+  }
+  const ImageOfQuads image{images_of_quads + warp * tile.image, tile.before, tile.before + rows * columns};
+  if (tile.x_is_as_image) {
+    image.read(problem.x + first_row * columns - tile.before);
+  } else {
+    image.for_memory<together>(g, problem.x, g.x_stride, first_row, [](float* to, const float* from) {
+      if constexpr (together == 4) {
+        cp_async_16(shared_address(to), from);
+      } else {
+        cp_async_by_l1<sizeof(float)>(shared_address(to), from);
+      }
+    });
+  }
+  cp_async_wait_all();
+  __syncwarp();
+#pragma unroll 1
+  for (int batch = 0; batch < tile.batches; ++batch) {
+    const int row = batch * QuadTile::rows_at_once + quad;
+    const bool exists = row < rows;
+    float* const image_of_row = image.data + image.begin + row * columns;
+    const int turn = !turns ? 0 : unit == 4 ? row % 2 * 4 : row % 8;
+    Registers mine;
+    Registers::template for_units<unit>(of_quad, columns, turn, [&](int k, int column, bool is_there) {
+      Unit held;
+#pragma unroll
+      for (float& value : held.value) value = -infinity_v<float>;
+      if (is_there) held = *reinterpret_cast<const Unit*>(image_of_row + column);
+#pragma unroll
+      for (int i = 0; i < unit; ++i) mine.held[k + i] = held.value[i];
+    });
+    float* lse = nullptr;
+    if (problem.operation == Operation::logsumexp && exists)
+      lse = problem.y + g.row(first_row + row).y_offset;
+    softmax_in_registers(
+        mine, LanesOfRow<QuadTile::lanes>{of_quad, nullptr}, problem, lse, lse != nullptr && of_quad == 0,
+        ReduceGroup<float, QuadTile::lanes>{}, [](bool) { return true; },
+        [&](const auto& output) {
+          Registers::template for_units<unit>(of_quad, columns, turn, [&](int k, int column, bool is_there) {
+            Unit put;
+#pragma unroll
+            for (int i = 0; i < unit; ++i) put.value[i] = output(mine.held[k + i]);
+            if (is_there) *reinterpret_cast<Unit*>(image_of_row + column) = put;
+          });
+        });
+  }
+  if (problem.operation == Operation::logsumexp) return;
+  __syncwarp();
+  if (tile.y_is_as_image) {
+    image.write(problem.y + first_row * columns - tile.before);
+  } else {
+    image.for_memory<together>(g, problem.y, g.y_stride, first_row, [](const float* from, float* to) {
+      struct alignas(4 * together) Elements {
+        float value[together];
+      };
+      *reinterpret_cast<Elements*>(to) = *reinterpret_cast<const Elements*>(from);
+    });
+  }
+}
+
+struct QuadPerRow {
+  static constexpr const char* name = "quad_per_row";
+
+  template <class Exec, class Problem>
+  static constexpr bool supports =
+      row_in_registers_supports<Exec, Problem>&& std::is_same_v<typename Problem::Transform, BoundIdentity>&&
+          std::is_same_v<std::remove_const_t<typename Problem::In>, float>&&
+              std::is_same_v<typename Problem::Out, float>;
+
+  template <class Exec, class Problem>
+  static std::string_view refuse(const Exec&, const Problem& problem) {
+    const std::string_view layout = refuse_row_in_registers(
+        problem, shortest, longest, "a thread can have a row", "a row has too many columns for four lanes");
+    if (!layout.empty()) return layout;
+    return takes(problem.geometry.columns, problem.operation) ? ""
+                                                              : "rows of this length are faster in warps";
+  }
+
+  template <class Exec, class Problem>
+  static void run(const Exec& exec, const Problem& problem) {
+    with_number<2, 4>(ceil_div(problem.geometry.columns, index_type(QuadTile::columns_of_round)),
+                      [&](auto rounds) { run_rounds<decltype(rounds)::value>(exec, problem); });
+  }
+
+  template <class Exec, class Problem>
+  static void reserve(const Exec&, const Problem&) {}
+
+ private:
+  static constexpr int shortest = 33, longest = 127;
+
+  /// The length decides, for others give other bits. (Fractions of a copy by warp_per_row and so: 64 columns
+  /// 1.00 both, 116 0.965 and 0.973, 120 1.00 and 0.97, 128 1.00 and 0.97; logsumexp, of half a copy, 65 0.75
+  /// and 0.94, 84 0.93 and 0.95, 96 0.99 and 0.97, 97 0.61 and 0.96, 112 1.00 and 0.97.)
+  static constexpr bool takes(index_type columns, Operation operation) {
+    if (columns % 4 != 0) return true;
+    return columns != 64 && columns < (operation == Operation::logsumexp ? 96 : 120);
+  }
+
+  /// use(n, as a type), one from `first` to `last`.
+  template <int first, int last, class Use>
+  static void with_number(index_type n, const Use& use) {
+    if constexpr (first < last) {
+      if (n > first) return with_number<first + 1, last>(n, use);
+    }
+    use(std::integral_constant<int, first>());
+  }
+
+  template <int rounds, class Problem>
+  static void run_rounds(const Kokkos::Cuda& exec, const Problem& problem) {
+    const index_type columns = problem.geometry.columns,
+                     of_lane = ceil_div(columns - (rounds - 1) * QuadTile::columns_of_round,
+                                        index_type(QuadTile::lanes));
+    if (of_lane <= 2 && columns % 4 != 0) {
+      run_tail<rounds, 2>(exec, problem);
+    } else if (of_lane <= 4) {
+      run_tail<rounds, 4>(exec, problem);
+    } else {
+      run_tail<rounds, 8>(exec, problem);
+    }
+  }
+
+  template <int rounds, int tail, class Problem>
+  static void run_tail(const Kokkos::Cuda& exec, const Problem& problem) {
+    const RowGeometry& g = problem.geometry;
+    const bool reduces = problem.operation == Operation::logsumexp, no_rows = g.rows == 0;
+    const auto columns = static_cast<int>(g.columns);
+    const auto lie_one_behind_the_other = [&](const index_type* stride) {
+      return g.rank == 0 || (g.rank == 1 && stride[0] == columns);
+    };
+    // How many elements behind a boundary of 16 bytes.
+    const auto begin = [](const float* data) {
+      return static_cast<int>(reinterpret_cast<std::uintptr_t>(data) % 16 / sizeof(float));
+    };
+    QuadTile tile{};
+    // (As many as are fast; fewer where there are few rows. 36 and 40 columns with one 0.91 and 0.97, with
+    // two 0.985 and 0.98, 47 0.98 and 0.97; logsumexp with two and four 36 0.79 and 0.87, 52 0.89 and 0.96.)
+    tile.batches = reduces ? (columns < 64 ? 4 : 2) : (columns < 44 ? 2 : 1);
+    const int rows_of_warp = tile.batches * QuadTile::rows_at_once;
+    tile.rows_of_warp = static_cast<unsigned>(rows_of_warp);
+    tile.image = rows_of_warp * columns + 4;
+    if (lie_one_behind_the_other(g.x_stride)) tile.before = begin(problem.x);
+    const auto is_as_image = [&](const float* data, const index_type* stride) {
+      return lie_one_behind_the_other(stride) && begin(data) == tile.before;
+    };
+    tile.x_is_as_image = is_as_image(problem.x, g.x_stride);
+    tile.y_is_as_image = !reduces && is_as_image(problem.y, g.y_stride);
+    const RowAlignment alignment = RowAlignment::of(problem);
+    const bool fours = columns % 4 == 0,
+               vectors = fours && (alignment.x | (reduces ? 0 : alignment.y)) % 16 == 0,
+               pairs = columns % 4 == 2 && tile.before % 2 == 0;
+    // `reserve` launches over no rows: that loads the kernels for other addresses, too, which a capture could
+    // not do.
+    const auto launch_for = [&]<int unit, bool turns>(bool these) {
+      if (these || no_rows)
+        launch<&quad_per_row_kernel<rounds, tail, unit, turns, Problem>>(exec, problem, tile);
+    };
+    if constexpr (tail >= 4) {
+      launch_for.template operator()<4, false>(vectors && columns % 8 != 0);
+      launch_for.template operator()<4, true>(vectors && columns % 8 == 0);
+      launch_for.template operator()<1, true>(fours && !vectors);
+    }
+    launch_for.template operator()<2, false>(pairs);
+    launch_for.template operator()<1, false>(!fours && !pairs);
+  }
+
+  template <auto kernel, class Problem>
+  static void launch(const Kokkos::Cuda& exec, const Problem& problem, const QuadTile& tile) {
+    constexpr int warps = QuadTile::threads / 32;
+    launch_with_shared<kernel>(
+        exec, kernel_label(problem.operation, name),
+        ceil_div(problem.geometry.rows, warps * static_cast<index_type>(tile.rows_of_warp)),
+        QuadTile::threads, warps * tile.image * static_cast<int>(sizeof(float)), problem, tile);
+  }
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
