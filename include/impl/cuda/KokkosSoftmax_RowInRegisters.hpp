@@ -1233,8 +1233,8 @@ struct WarpPerRow {
     } else if constexpr (may_be_by_address<Problem>) {
       run_logits(exec, problem, RegistersOf<Problem, 1, true>::vectors_of_row(columns));
     } else if constexpr (has_plain_doubles<Problem>) {
-      with_share<Share<3, 8>, Share<4, 8>, Share<3, 16>, Share<4, 16>, Share<5, 16>, Share<3, 32>,
-                 Share<4, 32>, Share<5, 32>, Share<6, 32>, Share<9, 32>>(
+      with_share<Share<3, 8>, Share<4, 8>, Share<5, 8>, Share<3, 16>, Share<4, 16>, Share<5, 16>,
+                 Share<3, 32>, Share<4, 32>, Share<5, 32>, Share<6, 32>, Share<9, 32>>(
           ceil_div(columns, Plan::interleaved_width),
           [&]<class S>(S) { launch_share<S, true>(exec, problem); });
     } else {
