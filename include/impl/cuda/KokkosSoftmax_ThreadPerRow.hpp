@@ -9,8 +9,8 @@
 /// 0.05 and 0.97, 5 0.13 and 0.99, 10 0.26 and 0.97, 16 0.81 and 0.98, 17 0.43 and 0.99, 31 0.69 and 0.99;
 /// bfloat16 2 0.02 and 0.57, 5 0.05 and 0.82, 10 0.12 and 0.92, 15 0.17 and 0.92, 17 0.66 and 0.98, 31 0.90
 /// and 0.92; double 2 0.13 and 0.93, 5 0.16 and 0.94, 8 0.57 and 0.89; microseconds in a CUDA graph, float 10
-/// columns: 1 row 1.3 and 1.9, 100000 rows 8.1 and 3.0.) So do rows with the same between all of them, element
-/// by element.
+/// columns: 1 row 1.3 and 1.9, 100000 rows 8.1 and 3.0.) So do, element by element, rows with the same
+/// between all of them.
 
 #ifndef KOKKOSSOFTMAX_THREADPERROW_HPP
 #define KOKKOSSOFTMAX_THREADPERROW_HPP
