@@ -13,6 +13,7 @@
 #include <impl/portable/KokkosSoftmax_StridedRows.hpp>
 #include <impl/portable/KokkosSoftmax_TeamRows.hpp>
 #if defined(KOKKOS_ENABLE_CUDA)
+#include <impl/cuda/KokkosSoftmax_BlockPerRow.hpp>
 #include <impl/cuda/KokkosSoftmax_BlockPerSlicedTile.hpp>
 #include <impl/cuda/KokkosSoftmax_BlockPerWideTile.hpp>
 #include <impl/cuda/KokkosSoftmax_ClusterPerTile.hpp>
@@ -20,12 +21,12 @@
 #include <impl/cuda/KokkosSoftmax_GridPipelinedRows.hpp>
 #include <impl/cuda/KokkosSoftmax_GridPipelinedTiles.hpp>
 #include <impl/cuda/KokkosSoftmax_QuadPerRow.hpp>
-#include <impl/cuda/KokkosSoftmax_RowInRegisters.hpp>
 #include <impl/cuda/KokkosSoftmax_SplitRows.hpp>
 #include <impl/cuda/KokkosSoftmax_ThreadPerRow.hpp>
 #include <impl/cuda/KokkosSoftmax_TiledLogits.hpp>
 #include <impl/cuda/KokkosSoftmax_TiledRows.hpp>
 #include <impl/cuda/KokkosSoftmax_TwoPassTiles.hpp>
+#include <impl/cuda/KokkosSoftmax_WarpPerRow.hpp>
 #endif
 
 namespace KokkosSoftmax::impl {

@@ -1,0 +1,383 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// The CUDA kernels for rows that a block has in registers.
+
+#ifndef KOKKOSSOFTMAX_BLOCKPERROW_HPP
+#define KOKKOSSOFTMAX_BLOCKPERROW_HPP
+
+#include <impl/cuda/KokkosSoftmax_StagedRows.hpp>
+
+#include <algorithm>
+#include <string_view>
+
+namespace KokkosSoftmax::impl {
+
+/// block_per_row_kernel to the same bits, for rows of one dimension that fill their threads' vectors
+/// (BlockOfFilledRow). `is_softmax`, or another operation. `from_memory`: see load_of_row.
+template <bool is_softmax, bool from_memory, int vectors, int most_threads, int least_blocks, class Problem>
+__global__ void __launch_bounds__(most_threads, least_blocks)
+    block_per_filled_row_kernel(const __grid_constant__ Problem problem) {
+  using Registers = RegistersOf<Problem, vectors, false>;
+  using Reduce = ReduceWarps<typename Problem::Acc>;
+  __shared__ typename Reduce::Shared shared;
+  const BlockOfFilledRow<!from_memory> threads{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
+  grid_dependency_wait();
+  if (problem.geometry.rows == 0) return;
+  const RowGeometry::Row where = problem.geometry.row_of_one_dimension(blockIdx.x);
+  Registers row;
+  softmax_in_registers(
+      row, threads, problem, problem.y + where.y_offset, threadIdx.x == 0, Reduce{shared, {}},
+      [&](bool looks) { return load_row(problem, where, row, threads, looks); },
+      [&](const auto& output) { store_row(problem, where, blockIdx.x, row, threads, output); }, is_softmax);
+}
+
+/// Likewise, see may_have_rows_in_turn: half as many blocks on a multiprocessor, and each with two rows under
+/// way.
+template <bool is_softmax, int vectors, int most_threads, int least_blocks, class Problem>
+__global__ void __launch_bounds__(most_threads, least_blocks)
+    rows_in_turn_kernel(const __grid_constant__ Problem problem) {
+  using Registers = RegistersOf<Problem, vectors, false>;
+  using Reduce = ReduceWarps<typename Problem::Acc>;
+  __shared__ typename Reduce::Shared shared;
+  const RowGeometry& g = problem.geometry;
+  const BlockOfWholeRow threads{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
+  const auto columns = static_cast<int>(g.columns);
+  index_type position = blockIdx.x;
+  typename Registers::InVector raw[vectors];
+  const auto fetch = [&] {
+    if (position < g.rows)
+      Registers::fetch_vectors(problem.x + position * g.x_stride[0], columns, threads, raw);
+  };
+  grid_dependency_wait();
+  fetch();
+#pragma unroll 1
+  while (position < g.rows) {
+    Registers row;
+    row.take_vectors(raw, columns, threads, row_of_all(problem.transform));
+    auto* const y = problem.y + position * g.y_stride[0];
+    position += gridDim.x;
+    fetch();
+    softmax_in_registers(
+        row, threads, problem, y, threads.index == 0, Reduce{shared, {}}, [](bool) { return true; },
+        [&](const auto& output) { row.store(y, columns, true, threads, output); }, is_softmax);
+  }
+}
+
+struct BlockPerRow {
+  static constexpr const char* name = "block_per_row";
+
+  template <class Exec, class Problem>
+  static constexpr bool supports = row_in_registers_supports<Exec, Problem>;
+
+  template <class Exec, class Problem>
+  static std::string_view refuse(const Exec&, const Problem& problem) {
+    using Plan = RowInRegistersPlan<Problem>;
+    return refuse_row_in_registers(problem, Plan::longest_of_warp + 1, Plan::longest,
+                                   "shorter rows have a warp or a part of one",
+                                   "a row does not fit the registers of a block");
+  }
+
+  /// Which transform it is may not decide, since what is known at run time alone has its bits. (One H200,
+  /// this kernel and grid_pipelined_rows, fraction of a copy of 1 GiB: 8193 columns 0.97 both, 10001 0.91 and
+  /// 0.97, 16383 0.90 and 0.96; this and split_rows, microseconds in a CUDA graph: 1 row of 12289 columns 3.2
+  /// and 2.4, 128 rows 5.1 and 5.4. With transforms, 512 MB of 10001, 12290 and 14001 columns: a temperature
+  /// 0.81 and 0.96, 0.84 and 0.97, 0.81 and 0.97, a mask 0.92 and 0.94, 0.93 and 0.98, 0.91 and 0.98, a bias
+  /// for all rows 0.82 and 0.91, 0.84 and 0.94, 0.81 and 0.96, GELU 0.93 and 0.90, 0.91 and 0.94, 0.91 and
+  /// 0.97, a temperature and a mask 0.84 and 0.79, 0.80 and 0.86, 0.80 and 0.92, but a factor, a bias, a mask
+  /// and a causal mask 0.80 and 0.70, 0.78 and 0.67, 0.48 and 0.67; with a bias 1 row of 14001 columns 6.0
+  /// and 3.0, 128 rows 8.3 and 7.1, but of 8191 columns 6.1 and 8.7.)
+  template <class Exec, class Problem>
+  static std::string_view advise_against(const Exec& exec, const Problem& problem) {
+    using Plan = RowInRegistersPlan<Problem>;
+    constexpr bool is_float =
+        std::is_same_v<typename Problem::In, float> && std::is_same_v<typename Problem::Out, float>;
+    constexpr index_type longest_here =
+        std::is_same_v<typename Problem::Transform, BoundIdentity> ? 256 * Plan::interleaved_elements : 12288;
+    const index_type columns = problem.geometry.columns;
+    if (is_float && Plan::interleaves(columns) && columns > longest_here &&
+        exec.cuda_device_prop().major >= 9)
+      return "long rows that are no whole vectors are faster in slices";
+    return {};
+  }
+
+  template <class Exec, class Problem>
+  static void run(const Exec& exec, const Problem& problem) {
+    using Plan = RowInRegistersPlan<Problem>;
+    const index_type columns = problem.geometry.columns;
+    if constexpr (is_packed<Problem>) {
+      const bool both = problem.geometry.rows == 0 && columns % Plan::width == 0;  // as in WarpPerRow
+      if (both || !lies_anywhere(problem)) {
+        const index_type vectors = columns / Plan::width;
+        // (Fraction of a copy with four, five and eight, bfloat16 on one H200, mean of softmax, log_softmax,
+        // and softmax with a factor, with a causal mask that keeps all besides, and with a temperature: 2056
+        // columns 0.86, 0.975, 0.90, 2568 0.93, 0.93, 0.96, 3072 0.99, 0.99, 1.00, 4096 0.99, 1.00, 0.99,
+        // 4104 0.885, 0.99, 0.97, 5128 0.90, 0.945, 1.00, 6400 0.90, 0.995, 1.00, 7168 0.935, 0.99, 0.99,
+        // 7936 0.97, 0.95, 0.99, 8192 0.97, 0.96, 0.98, but softmax alone 1.00, 0.98, 0.98; 8200 five and
+        // eight 0.95, 0.935, 9216 0.99, 0.96.)
+        // With a mask, which four vectors have room for: 512 MB with a full one and one for all rows, eight
+        // and four, 8192 columns 0.92, 0.92 and 0.93, 0.94, 16384 0.91, 0.92 and 0.94, 0.91.
+        using Transform = typename Problem::Transform;
+        constexpr bool is_identity = std::is_same_v<Transform, BoundIdentity>,
+                       masks = has_packed_mask<Transform>;
+        const bool is_power_of_two = (vectors & (vectors - 1)) == 0;
+        if (masks && vectors == 2048) {
+          launch<4, false, 512, 2>(exec, problem, vectors, 4);
+        } else if (is_power_of_two && vectors <= (is_identity || masks ? 1024 : 512)) {
+          launch<4, false, 256, 4>(exec, problem, vectors, 4);
+        } else if (Plan::five_fit_better(vectors)) {
+          launch<5, false, 256, 4>(exec, problem, vectors, 5);
+        } else {
+          launch<8, false, 256, 3>(exec, problem, vectors, 8);
+        }
+      }
+      if (both || lies_anywhere(problem))
+        run_anywhere(exec, problem, RegistersOf<Problem, 1, true>::vectors_of_row(columns));
+    } else if (Plan::interleaves(columns)) {
+      run_other_lengths(exec, problem);
+    } else if constexpr (sizeof(typename Problem::In) == 2) {
+      // (Fraction of a copy with four, five and eight vectors a thread, bfloat16 with a mask on one H200:
+      // 1032 columns 0.72, 0.95, 0.78, 1536 0.89, 0.83, 0.95, 2048 0.93, 0.95, 0.97, 2056 0.86, 0.95, 0.78,
+      // 2560 0.92, 0.97, 0.90, 4096 0.91, 0.94, 0.94, 4104 0.89, 0.95, 0.86, 6144 0.91, 0.93, 0.95, 8192
+      // 0.90, 0.92, 0.93, five and eight 9216 0.95, 0.91. Four spill where four blocks have 256 threads
+      // each; a bias for all rows and GELU are faster with them where rows are powers of two, 2048 columns
+      // 0.98 and 0.96, 0.82 and 0.78, but the transform may not decide: what is known at run time alone has
+      // its bits.)
+      if (Plan::five_fit_better(columns / Plan::width)) {
+        launch<5, false, 256, 3>(exec, problem, columns, 5 * Plan::width);
+      } else {
+        launch<8, false, 256, 2>(exec, problem, columns, 8 * Plan::width);
+      }
+    } else if (columns <= 256 * 8 * Plan::width) {
+      if constexpr (may_have_rows_in_turn<Problem>) {
+        // `reserve` launches over no rows: that loads both kernels, which a capture could not do.
+        const bool in_turn = has_rows_in_turn(problem);
+        if (in_turn || problem.geometry.rows == 0) launch_in_turn<8>(exec, problem);
+        if (in_turn) return;
+      }
+      if constexpr (has_plain_floats<Problem>) {
+        const RowAlignment alignment = RowAlignment::of(problem);
+        const bool pays = columns <= 6144 && problem.operation != Operation::logsumexp &&
+                          comes_from_memory(problem) && (alignment.x | alignment.y) % 16 == 0;
+        // `reserve` launches over no rows: that loads these kernels, too.
+        if (pays || (problem.geometry.rows == 0 && columns <= 6144)) {
+          const bool fills_warps_of_two = columns <= 4096 && columns % (32 * 2 * Plan::width) == 0;
+          if (fills_warps_of_two) {
+            launch<2, false, 512, 4>(exec, problem, columns, 2 * Plan::width);
+          } else {
+            launch<4, false, 512, 2>(exec, problem, columns, 4 * Plan::width);
+          }
+        }
+        if (pays) return;
+      }
+      if (launch_filled_rows(exec, problem)) return;
+      launch_256<8, false>(exec, problem, 8 * Plan::width);
+    } else {
+      if (launch_filled_rows(exec, problem)) return;
+      launch<8, false, 512, 2>(exec, problem, columns, 8 * Plan::width);
+    }
+  }
+
+  template <class Exec, class Problem>
+  static void reserve(const Exec&, const Problem&) {}
+
+ private:
+  /// Packed rows that begin anywhere. Seven vectors a thread are as many as four blocks of 256 threads have
+  /// registers for, and what is under way at once is what counts; but five or six where these leave fewer of
+  /// the registers empty. (Fraction of a copy with five, six and seven, bfloat16 with a factor on one H200:
+  /// 2801 columns 0.89, 0.97, 0.95, 3201 0.91, 0.90, 0.98, 3801 0.98, 0.96, 0.96, 4301 0.94, 0.98, 0.98.)
+  template <class Problem>
+  static void run_anywhere(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    const auto room = [&](int n) { return RowInRegistersPlan<Problem>::room(vectors, n); };
+    if (8 * room(5) <= 7 * room(7) && room(5) <= room(6)) {
+      launch<5, true, 192, 5>(exec, problem, vectors, 5);
+    } else if (8 * room(6) <= 7 * room(7)) {
+      launch<6, true, 192, 5>(exec, problem, vectors, 6);
+    } else {
+      launch<7, true, 320, 3>(exec, problem, vectors, 7);
+    }
+  }
+
+  /// Rows that are no whole vectors.
+  template <class Problem>
+  static void run_other_lengths(const Kokkos::Cuda& exec, const Problem& problem) {
+    using Plan = RowInRegistersPlan<Problem>;
+    const index_type columns = problem.geometry.columns;
+    if constexpr (may_be_by_address<Problem>) {
+      const index_type vectors = RegistersOf<Problem, 1, true>::vectors_of_row(columns);
+      // (Fraction of a copy with five, six and eight vectors a thread, bfloat16 with a mask on one H200: 2047
+      // columns 0.88, 0.84 and 0.79, 4097 0.90, 0.95 and 0.86, 8191 0.85, 0.94 and 0.92, 16381 with six and
+      // eight 0.875 and 0.82; with four or three less.)
+      if (Plan::threads_of_block(vectors, 6) < Plan::threads_of_block(vectors, 5)) {
+        launch_logits<6, 352, 2>(exec, problem, vectors);
+      } else {
+        launch_logits<5, 192, 4>(exec, problem, vectors);
+      }
+    } else {
+      constexpr int vectors = Plan::interleaved_vectors, elements = Plan::interleaved_elements;
+      if constexpr (Plan::may_stage) {
+        using Reduce = ReduceWarps<typename Problem::Acc>;
+        const int threads = Plan::threads_of_block(columns, elements);
+        const index_type image_bytes = bytes_of_staged<typename Problem::Out>(columns);
+        if (columns <= 256 * elements ? launch_staged<&staged_row_kernel<vectors, 256, 3, Reduce, Problem>>(
+                                            exec, name, threads, 1, image_bytes, problem)
+                                      : launch_staged<&staged_row_kernel<vectors, 512, 2, Reduce, Problem>>(
+                                            exec, name, threads, 1, image_bytes, problem))
+          return;
+      }
+      if (columns <= 256 * elements) {
+        launch_256<vectors, true>(exec, problem, elements);
+      } else {
+        launch<vectors, true, 512, 2>(exec, problem, columns, elements);
+      }
+    }
+  }
+
+  template <int vectors, int most_threads, int least_blocks, class Problem>
+  static void launch_logits(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors_of_row) {
+    if constexpr (RowInRegistersPlan<Problem>::may_stage) {
+      using Registers = RegistersOf<Problem, vectors, true>;
+      const int threads = RowInRegistersPlan<Problem>::threads_of_block(vectors_of_row, vectors);
+      if (launch_staged<&staged_logits_kernel<vectors, 0, most_threads, least_blocks, false, Problem>,
+                        &staged_logits_kernel<vectors, 0, most_threads, least_blocks, true, Problem>>(
+              exec, name, threads, 1, Registers::image_bytes(threads), problem))
+        return;
+    }
+    launch<vectors, true, most_threads, least_blocks>(exec, problem, vectors_of_row, vectors);
+  }
+
+  template <class Problem>
+  static bool has_rows_in_turn(const Problem& problem) {
+    using Registers = RegistersOf<Problem, 8, false>;
+    const RowGeometry& g = problem.geometry;
+    const RowAlignment alignment = RowAlignment::of(problem);
+    return g.rows > 0 && g.rank == 1 && g.columns % (32 * Registers::count) == 0 && alignment.x % 16 == 0 &&
+           (problem.operation == Operation::logsumexp || alignment.y % Registers::store_bytes == 0) &&
+           !comes_from_memory(problem) && problem.transform.has_rows_alike() &&
+           stage_takes_neighbours<Registers::width>(problem.transform.at_row(0));
+  }
+
+  /// (1024 rows of 8192 columns of float in L2 on one H200, microseconds by this kernel and by
+  /// block_per_row_kernel: bias and GELU 18.6 and 20.4, a normalizer and a scale 17.4 and 21.9; 32768 rows,
+  /// from memory: 590 and 542, 592 and 594.)
+  template <int vectors, class Problem>
+  static void launch_in_turn(const Kokkos::Cuda& exec, const Problem& problem) {
+    using Registers = RegistersOf<Problem, vectors, false>;
+    const auto threads = static_cast<int>(problem.geometry.columns / Registers::count);
+    const index_type at_once =
+        static_cast<index_type>(exec.cuda_device_prop().multiProcessorCount) * 512 / std::max(32, threads);
+    for_operation(problem, [&](auto is_softmax) {
+      launch_rows_kernel<&rows_in_turn_kernel<decltype(is_softmax)::value, vectors, 256, 2, Problem>,
+                         Registers>(exec, name, std::min(problem.geometry.rows, at_once),
+                                    std::max(32, threads), 0, problem);
+    });
+  }
+
+  /// Floats without a transform may have two vectors a thread, or four, in as few registers as many blocks
+  /// have: what comes from memory wants 64 KB under way on a multiprocessor, in as many rows as are that.
+  /// (One H200, softmax and log_softmax, fraction of a copy of 1 GiB, with eight, four and two vectors: 1536
+  /// columns 0.981 and 0.981, 0.984 and 0.983, 0.987 and 0.989, 2048 0.966 and 0.969, 0.967 and 0.968, 0.968
+  /// twice, 2572 0.975 and 0.973, 0.993 and 0.998, 0.972 and 0.944, 3072 0.977 and 0.973, 0.983 and 0.979,
+  /// 0.990 and 0.994, 4096 0.963 and 0.965, 0.974 and 0.976, 0.981 and 0.987, 5120 0.963 and 0.967, 0.982 and
+  /// 0.981, 0.973 and 0.955, 6144 0.961 and 0.962, 0.967 and 0.969, 0.861 and 0.827, 8192 0.964 and 0.977,
+  /// 0.966 twice, 0.936 and 0.900; 12288 0.959 and 0.973, with four 0.747 twice. logsumexp, on one H100, 4096
+  /// with eight and two 1.023 and 1.014, 6144 1.027 and 0.837.)
+  template <class Problem>
+  static constexpr bool has_plain_floats =
+      adds_vectors_exactly<RegistersOf<Problem, 8, false>, ReduceWarps<typename Problem::Acc>>&&
+          std::is_same_v<typename Problem::Transform, BoundIdentity>;
+
+  /// Floats, for others were not measured. Not with a causal mask, which has less to read; nor with what is
+  /// known at run time alone, for the compiler's time.
+  template <class Problem>
+  static constexpr bool may_fill_vectors =
+      std::is_same_v<typename Problem::In, float>&& std::is_same_v<typename Problem::Out, float> &&
+      !is_known_at_run_time<typename Problem::Transform> &&
+      !knows_end_of_kept<typename Problem::Transform::Row>;
+
+  /// Launches block_per_filled_row_kernel where that is faster; whether. (Fraction of a copy, softmax and
+  /// log_softmax of floats on one H200, by block_per_row_kernel and so. 1 GiB, in blocks of up to 768
+  /// threads: 7168 columns 0.978 and 0.985, 0.980 and 0.985, 8192 0.967 and 0.973, 0.970 and 0.974, 9216
+  /// 0.958 and 0.990, 0.968 and 0.991, 10000 0.950 and 0.978, 0.957 and 0.980, 12288 0.956 and 0.973, 0.962
+  /// and 0.973, in which of 1024 8192 have 0.969 and 0.971, 10000 0.967 twice; in blocks of 1024 16384 0.956
+  /// and 0.976, 0.962 and 0.976. 32 MB, in blocks of 1024: 4096 1.058 and 1.083, 1.047 and 1.084, 8192 1.025
+  /// and 1.048, 1.022 and 1.049, 12288 0.952 and 1.004, 0.961 and 1.014, 16384 0.935 and 0.968, 0.951 and
+  /// 0.966. With a transform, softmax of 1 GiB: a factor, a bias and a mask 10000 0.905 and 1.015, 12288
+  /// 0.859 and 1.023, a bias for all rows 0.953 and 0.968. Of 32 MB, 16384 columns: a bias 0.937 and 0.967,
+  /// but a factor 0.957 and 0.930, GELU 0.903 and 0.850.)
+  template <class Problem>
+  static bool launch_filled_rows(const Kokkos::Cuda& exec, const Problem& problem) {
+    if constexpr (!may_fill_vectors<Problem>) {
+      return false;
+    } else if constexpr (has_plain_floats<Problem>) {
+      const bool writes_rows = problem.operation != Operation::logsumexp;
+      return launch_filled<true, 4, 768>(exec, problem, writes_rows) ||
+             launch_filled<true, 4, 1024>(exec, problem, true) ||
+             launch_filled<false, 4, 1024>(exec, problem, true);
+    } else {
+      constexpr bool has_operands = operands_of<typename Problem::Transform> != 0;
+      return launch_filled<true, 8, 512>(exec, problem, true) ||
+             launch_filled<false, 8, 512>(exec, problem, has_operands || problem.geometry.columns <= 12288);
+    }
+  }
+  template <bool from_memory, int vectors, int most_threads, class Problem>
+  static bool launch_filled(const Kokkos::Cuda& exec, const Problem& problem, bool pays) {
+    using Registers = RegistersOf<Problem, vectors, false>;
+    const RowGeometry& g = problem.geometry;
+    const int threads = RowInRegistersPlan<Problem>::threads_of_block(g.columns, Registers::count);
+    if (threads > most_threads) return false;
+    const RowAlignment alignment = RowAlignment::of(problem);
+    const bool fills =
+        g.rank <= 1 && g.columns > (vectors - 1) * Registers::width * threads && alignment.x % 16 == 0 &&
+        (problem.operation == Operation::logsumexp || alignment.y % Registers::store_bytes == 0);
+    // `reserve` launches over no rows: that loads the kernel, which a capture could not do.
+    if (g.rows > 0 && !(fills && pays && comes_from_memory(problem) == from_memory)) return false;
+    for_operation(problem, [&](auto is_softmax) {
+      launch_rows_kernel<&block_per_filled_row_kernel<decltype(is_softmax)::value, from_memory, vectors,
+                                                      most_threads, 2, Problem>,
+                         Registers>(exec, name, g.rows, threads, 0, problem);
+    });
+    return g.rows > 0;
+  }
+
+  /// use(whether it is softmax, as a type).
+  template <class Problem, class Use>
+  static void for_operation(const Problem& problem, const Use& use) {
+    if (problem.operation == Operation::softmax) {
+      use(std::true_type{});
+    } else {
+      use(std::false_type{});
+    }
+  }
+
+  /// Blocks of at most 256 threads: four on a multiprocessor where rows come from L2, three where they come
+  /// from memory and more would be in each other's way. (Fraction of a copy with three and four, float on one
+  /// H200: 64 MB of 4096 columns 0.947 and 0.959, 256 MB 0.959 and 0.961; 1 GiB of 8192 columns 0.973 and
+  /// 0.963, of 8193 0.959 and 0.935.)
+  template <int vectors, bool irregular, class Problem>
+  static void launch_256(const Kokkos::Cuda& exec, const Problem& problem, index_type columns_of_thread) {
+    const RowGeometry& g = problem.geometry;
+    const bool from_memory = comes_from_memory(problem);
+    // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
+    if (g.rows == 0 || from_memory)
+      launch<vectors, irregular, 256, 3>(exec, problem, g.columns, columns_of_thread);
+    if (g.rows == 0 || !from_memory)
+      launch<vectors, irregular, 512, 2>(exec, problem, g.columns, columns_of_thread);  // four of 256 threads
+  }
+
+  template <int vectors, bool irregular, int most_threads, int least_blocks, class Problem>
+  static void launch(const Kokkos::Cuda& exec, const Problem& problem, index_type columns,
+                     index_type columns_of_thread) {
+    using Registers = RegistersOf<Problem, vectors, irregular>;
+    using Reduce = ReduceWarps<typename Problem::Acc>;
+    const int threads = RowInRegistersPlan<Problem>::threads_of_block(columns, columns_of_thread);
+    launch_rows_kernel<&block_per_row_kernel<vectors, irregular, most_threads, least_blocks, Reduce, Problem>,
+                       Registers>(exec, name, problem.geometry.rows, threads, Registers::image_bytes(threads),
+                                  problem);
+  }
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif

@@ -1,0 +1,1044 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// What the warps of a block of grid_pipelined_rows do: its producer, publishers, announcer, collector,
+/// finishers and storer. KokkosSoftmax_GridPipelinedRows.hpp says how they play together.
+
+#ifndef KOKKOSSOFTMAX_GRIDPIPELINEDBLOCK_HPP
+#define KOKKOSSOFTMAX_GRIDPIPELINEDBLOCK_HPP
+
+#include <impl/cuda/KokkosSoftmax_SliceWriter.hpp>
+
+namespace KokkosSoftmax::impl {
+
+/// What is known of a slot and its slice. It lies in shared memory behind the slots. Where slices are parked
+/// there are as many more of it, each for a slice until that is finished.
+template <class Problem>
+struct GridPipelinedSlot {
+  using Acc = typename Problem::Acc;
+
+  // Each has one phase a turn of the ring.
+  Mbarrier full;     ///< the slice has arrived
+  Mbarrier reduced;  ///< the publishers are done with it
+  Mbarrier ready;    ///< the row's result is there, or none is needed
+  Mbarrier written;  ///< the finishers are done with it; where slices are parked, publishers, too
+  Mbarrier empty;    ///< all are done with it
+  /// Of the slot of operands with this number: nobody needs them any more. Where they stay, of the first:
+  /// they are there.
+  Mbarrier operands_used;
+  Mbarrier operands_came;  ///< to the slot of operands with this number, where rows share them
+  SliceInSlot<Problem> slice;
+  PartialSoftmax<Acc> of_warp[GridPipelinedShape::warps_of_group];
+  SlicedRowResult<Problem> of_row;
+};
+
+/// A kernel of its own for each, for what its one producer's thread does not do it need not ask.
+enum class RingFor : int {
+  any_rows,
+  parked_slices,   ///< that wait in the finishers' registers
+  shared_operands  ///< two rows a ticket, which share operands
+};
+
+/// What a block does. Publishers and finishers are in line, lambdas too where many kernels share a
+/// translation unit: behind a call the compiler no longer knows that a slot is shared memory. (One H200,
+/// 65536 columns of bfloat16 with one bias for all rows: 0.46 of a copy of all bytes for 0.65.)
+template <class Problem, RingFor kind = RingFor::any_rows>
+struct GridPipelinedBlock {
+  static constexpr bool parks = kind == RingFor::parked_slices, shares = kind == RingFor::shared_operands;
+  using In = typename Problem::In;
+  using Out = typename Problem::Out;
+  using Acc = typename Problem::Acc;
+  using Part = PartOfSlice<Problem>;
+  using Transform = typename Problem::Transform;
+  /// The exponentials go back to the slot where they fit, so that a finisher only scales them.
+  static constexpr bool has_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
+  /// Whether rows may have an end of which nothing is kept: it is not read.
+  static constexpr bool may_drop_ends = knows_end_of_kept<typename Problem::Transform::Row>;
+  /// So do the transformed logits, so that a transform and its operands are used once.
+  static constexpr bool has_logits = Part::has_transform && (std::is_same_v<In, Acc> || Part::packed);
+  /// Of pairs of 16 bits that become floats, a mask among factors, temperatures and ends: what it drops
+  /// becomes -inf in the slot while its logits are still pairs, and stays that, whatever is done to it.
+  static constexpr bool masks_in_slot = Part::unpacked && is_masked_product<Transform>;
+  static constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
+  /// Whether a publisher has all logits of its share in registers, so that a transform that is long is gone
+  /// through once.
+  static constexpr bool holds_shares = Part::unpacked && transforms_held_logits<typename Transform::Row>;
+
+  const Problem& problem;
+  const GridPipelinedShape& shape;
+  const CudaWorkspace& workspace;
+  GridPipelinedSlot<Problem>* ring;
+  char* slots;
+  std::uint32_t epoch;
+  int lane;
+
+  /// Whether publishers write to the slot what outputs are made of.
+  __host__ __device__ static bool writes_back(Operation operation, const GridPipelinedShape& shape) {
+    return has_logits || keeps_exponentials(operation, shape);
+  }
+  /// (Slices of a row all get to their outputs in the same way, so not where some are read twice.)
+  __host__ __device__ static bool keeps_exponentials(Operation operation, const GridPipelinedShape& shape) {
+    return has_exponentials && operation == Operation::softmax && !shape.rereads;
+  }
+  __device__ bool writes_rows() const { return problem.operation != Operation::logsumexp; }
+  __device__ std::uint32_t tag() const { return CudaWorkspace::tag_of(epoch); }
+  __device__ char* slot(int s) const { return slots + s * shape.slot_bytes; }
+  /// Of the slice that is known there.
+  __device__ char* slot_of(const RingCursor& at) const {
+    return slot(parks ? ring[at.slot].slice.place : at.slot);
+  }
+  /// Of the ring.
+  __device__ int turn() const { return turn_of(shape); }
+  __host__ __device__ static int turn_of(const GridPipelinedShape& shape) {
+    return parks ? shape.slots + GridPipelinedShape::parked : shape.slots;
+  }
+  __device__ bool operands_stay() const {
+    if constexpr (stages_operands<Problem> && !shares) return shape.operands_stay;
+    return false;
+  }
+  __device__ bool operands_take_turns() const {
+    return shares || (shape.operand_slots > 0 && !operands_stay());
+  }
+  __device__ char* operand_slot(int s) const {
+    return slots + shape.slots * shape.slot_bytes + s * shape.operand_slot_bytes;
+  }
+  __device__ PartialWords<Acc>* words_of(index_type position) const {
+    return workspace.partials<Acc>() + position * shape.slices;
+  }
+  /// Behind those of all slices.
+  __device__ PartialWords<Acc>* run_words_of(index_type position) const {
+    return words_of(problem.geometry.rows) + position * shape.runs;
+  }
+
+  __device__ SliceUse usual_use() const { return writes_rows() ? SliceUse::hold : SliceUse::publish; }
+
+  /// The first slice of a ticket, and how many it has.
+  __device__ int begin_ticket(index_type ticket, index_type& position, index_type& slice) const {
+    if constexpr (shares) {
+      shape.find(ticket, position, slice);
+      position *= GridPipelinedShape::rows_sharing_operands;
+      return position + 1 < problem.geometry.rows ? GridPipelinedShape::rows_sharing_operands : 1;
+    }
+    const index_type first = ticket * shape.slices_a_ticket;
+    shape.find(first, position, slice);
+    return static_cast<int>(min(static_cast<index_type>(shape.slices_a_ticket), shape.all_slices - first));
+  }
+  __device__ void next_slice(index_type& position, index_type& slice) const {
+    if constexpr (shares) {
+      ++position;
+    } else if (++slice == shape.slices) {
+      slice = 0;
+      ++position;
+    }
+  }
+
+  /// The thread that produces, ahead of that: fills the first slots with its own tickets.
+  __device__ void begin() const {
+    if (operands_stay()) copy_operands_that_stay();
+    RingCursor at{0, 1};
+    for (int i = 0; i < shape.own_tickets; ++i) {
+      index_type position = 0, slice = 0;
+      int left = begin_ticket(blockIdx.x + static_cast<index_type>(i) * gridDim.x, position, slice);
+      for (; left > 0; --left) {
+        const int operands = operands_stay() ? static_cast<int>(slice) : at.slot;
+        fill(at, operands, position, slice, usual_use(), columns_to_end(position, slice),
+             operands_take_turns());
+        at.advance(turn());
+        next_slice(position, slice);
+      }
+    }
+  }
+
+  __device__ index_type draw_ticket() const {
+    return static_cast<index_type>(shape.own_tickets) * gridDim.x +
+           static_cast<index_type>(atomicAdd(&workspace.header->next_ticket, 1ull));
+  }
+
+  /// One thread.
+  __device__ void produce() const {
+    const bool rereads = !shares && shape.rereads;
+    RingCursor at{0, 1}, operands{0, 1}, copied;
+    int copies = shape.own_tickets * shape.slices_a_ticket;  // under way
+    at.advance(turn(), copies);
+    if (shape.operand_slots > 0) operands.advance(shape.operand_slots, copies);
+    index_type position = 0, slice = 0;
+    int left = 0;  // slices of the ticket
+    bool is_new_ticket = true;
+    SliceUse use = usual_use();
+    for (;;) {
+      GridPipelinedSlot<Problem>& next = ring[at.slot];
+      mbarrier_wait_parity(shape.draws_early ? &next.written : &next.empty, at.parity);
+      if (copies == shape.most_copies) {
+        mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
+        copied.advance(turn());
+        --copies;
+      }
+      if (left == 0) {
+        const index_type ticket = draw_ticket();
+        if (ticket >= shape.tickets) {
+          end(ticket, at);
+          return;
+        }
+        left = begin_ticket(ticket, position, slice);
+        is_new_ticket = true;
+        if (rereads) {
+          use = SliceUse::hold;
+          if (slice < shape.slices_reread) {
+            use = SliceUse::publish;
+            left = 2;
+          }
+        }
+      }
+      if (rereads) {
+        // With a slice to publish comes one to finish, of the row before. The last of these are finished
+        // first, since they are the ones still in L2.
+        if (use == SliceUse::publish && left == 1) {
+          use = SliceUse::finish;
+          --position;
+          slice = shape.slices_reread - 1 - slice;
+        }
+        if (position < 0 || position >= problem.geometry.rows) {
+          --left;
+          continue;
+        }
+      }
+      const int to_end = columns_to_end(position, slice);
+      mbarrier_wait_parity(&next.empty, at.parity);
+      fence_proxy_async_shared();  // what was written to the slot comes before the next copy
+      const bool brings_operands = operands_take_turns() && (!shares || is_new_ticket);
+      if (brings_operands) mbarrier_wait_parity(&ring[operands.slot].operands_used, operands.parity);
+      if constexpr (shares) {
+        next.slice.operand_parity = operands.parity ^ 1;
+        // (A last row that is alone releases its operands for the other one, too.)
+        next.slice.operand_releases = is_new_ticket && left == 1 ? 2 : 1;
+      }
+      fill(at, operands_stay() ? static_cast<int>(slice) : operands.slot, position, slice, use, to_end,
+           brings_operands);
+      is_new_ticket = false;
+      if (operands_take_turns() && (!shares || left == 1)) operands.advance(shape.operand_slots);
+      ++copies;
+      at.advance(turn());
+      if (--left > 0 && !rereads) next_slice(position, slice);
+    }
+  }
+
+  /// The same where slices are parked. What is known of a slice then has a place in the ring that it leaves
+  /// when it is written to y, and the slot is free when it is parked. A ticket is drawn when the result is
+  /// there that the slice waits for whose place it gets: the rest takes about as long. (One H200, fractions
+  /// of a copy, drawn when the slot is free, when the place is, and so: 4194304 columns 0.957, 0.950, 0.960,
+  /// 4194303 0.922, 0.924, 0.940, 2.5 M 0.946, 0.940, 0.942.)
+  __device__ void produce_parked() const {
+    RingCursor at{0, 1}, copied, last_in_slot;
+    int copies = 0, slot_of_next = 0;
+    bool all_slots_used = false;
+    for (;;) {
+      GridPipelinedSlot<Problem>& next = ring[at.slot];
+      mbarrier_wait_parity(&next.ready, at.parity);
+      if (copies == shape.most_copies) {
+        mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
+        copied.advance(turn());
+        --copies;
+      }
+      const index_type ticket = draw_ticket();
+      if (ticket >= shape.tickets) {
+        end(ticket, at);
+        return;
+      }
+      index_type position = 0, slice = 0;
+      shape.find(ticket, position, slice);
+      mbarrier_wait_parity(&next.empty, at.parity);
+      if (all_slots_used) {
+        mbarrier_wait_parity(&ring[last_in_slot.slot].written, last_in_slot.parity);
+        last_in_slot.advance(turn());
+      }
+      next.slice.place = slot_of_next;
+      next.slice.store_cycles = ticket < shape.paced_tickets ? shape.store_cycles : 0;
+      if (++slot_of_next == shape.slots) {
+        slot_of_next = 0;
+        all_slots_used = true;
+      }
+      fill(at, 0, position, slice, SliceUse::hold, columns_to_end(position, slice), false);
+      ++copies;
+      at.advance(turn());
+    }
+  }
+
+  /// Every block draws one ticket that is none; who draws the last one leaves all ready for the next launch.
+  /// That may be on its way meanwhile. (One H200, in a CUDA graph: 64 rows of 128256 floats in 22.2 us, and
+  /// in 21.7 so, 32 in 13.0 and 12.2.)
+  __device__ void end(index_type ticket, RingCursor at) const {
+    grid_launch_dependents();
+    if (ticket == shape.tickets + gridDim.x - 1) {
+      workspace.header->next_ticket = 0;
+      workspace.end_launch(epoch);
+    }
+    for (int party = 0; party < shape.parties; ++party) {
+      mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
+      ring[at.slot].slice.use = SliceUse::end;
+      mbarrier_arrive(&ring[at.slot].full);
+      at.advance(turn());
+    }
+  }
+
+  __device__ static int kept(const SliceInSlot<Problem>& in) { return may_drop_ends ? in.kept : in.columns; }
+  /// Columns from a slice's first one up to the end of what its row keeps.
+  __device__ int columns_to_end(index_type position, index_type slice) const {
+    constexpr index_type most = 0x7fffffff;
+    if (!may_drop_ends || !shape.drops_ends) return most;
+    const RowGeometry& g = problem.geometry;
+    const index_type end = end_of_kept(problem.transform.at_row(g.row(position).index), g.columns);
+    return static_cast<int>(Kokkos::clamp<index_type>(end - slice * shape.slice_columns, 0, most));
+  }
+
+  /// `to_end`: columns_to_end, which is found before the slot is waited for.
+  __device__ void fill(const RingCursor& at, int operands, index_type position, index_type slice,
+                       SliceUse use, int to_end, bool brings_operands) const {
+    const RowGeometry& g = problem.geometry;
+    const RowGeometry::Row where = g.row(position);
+    SliceInSlot<Problem>& in = ring[at.slot].slice;
+    const index_type first = slice * shape.slice_columns;
+    const index_type columns = min(static_cast<index_type>(shape.slice_columns), g.columns - first);
+    const In* x = problem.x + where.x_offset + first;
+    in.y = problem.y + where.y_offset + (writes_rows() ? first : 0);
+    in.row = where.index;
+    in.position = position;
+    in.first_column = first;
+    in.index = slice;
+    in.columns = static_cast<int>(columns);
+    in.use = use;
+    in.last_of_row = slice == shape.slices - 1;
+    in.operand_slot = operands;
+    if constexpr (may_drop_ends) in.kept = min(in.columns, to_end);
+    const BulkCopy<In> slice_copy(x, x + kept(in), shape.x_end, slot_of(at));
+    in.shift = slice_copy.shift();
+    const std::uint32_t bytes = slice_copy.bytes();
+    slice_copy.load_rest();
+    Mbarrier* const full = &ring[at.slot].full;
+    Mbarrier* const operands_came = shares ? &ring[operands].operands_came : full;
+    std::uint32_t operand_bytes = 0;
+    if (brings_operands) {
+      with_copies(in.row, operands, first, kept(in), [&](const auto& copy) {
+        operand_bytes += copy.bytes();
+        copy.load_rest();
+      });
+      if constexpr (shares) mbarrier_arrive_expect_tx(operands_came, operand_bytes);
+    }
+    mbarrier_arrive_expect_tx(full, shares ? bytes : bytes + operand_bytes);
+    if constexpr (parks) {
+      slice_copy.start(full, createpolicy_evict_first());
+    } else if (!shape.rereads && !shape.x_leaves_l2_first) {
+      slice_copy.start(full);
+    } else {
+      const bool keeps = use == SliceUse::publish && slice >= shape.slices_reread - shape.slices_kept;
+      slice_copy.start(full, keeps ? createpolicy_evict_last() : createpolicy_evict_first());
+    }
+    if (brings_operands)
+      with_copies(in.row, operands, first, kept(in), [&](const auto& copy) { copy.start(operands_came); });
+  }
+
+  /// Calls use(copy) for the copy of each operand to its place in a slot of operands.
+  template <class Use>
+  __device__ void with_copies(index_type row, int operands, index_type first, index_type columns,
+                              const Use& use) const {
+    if constexpr (shows_operands_at_run_time<Transform>) {
+      problem.transform.at_row(row).for_each_operand([&](int i, const char* data, int bytes) {
+        const char* const begin = data + first * bytes;
+        use(BulkCopy(begin, begin + columns * bytes, shape.operand[i].end,
+                     operand_slot(operands) + shape.operand[i].at));
+      });
+    } else if constexpr (stages_operands<Problem>) {
+      int i = 0;
+      map_operands(problem.transform.at_row(row), [&](const auto& operand) {
+        const auto* const begin = operand.data + first;
+        use(BulkCopy(begin, begin + columns, shape.operand[i].end,
+                     operand_slot(operands) + shape.operand[i].at));
+        ++i;
+        return operand;
+      });
+    }
+  }
+  __device__ void copy_operands_that_stay() const {
+    const auto with_all_copies = [&](const auto& use) {
+      for (int slice = 0; slice < shape.operand_slots; ++slice) {
+        const index_type first = slice * static_cast<index_type>(shape.slice_columns);
+        with_copies(0, slice, first,
+                    min(static_cast<index_type>(shape.slice_columns), problem.geometry.columns - first), use);
+      }
+    };
+    std::uint32_t bytes = 0;
+    with_all_copies([&](const auto& copy) {
+      bytes += copy.bytes();
+      copy.load_rest();
+    });
+    mbarrier_arrive_expect_tx(&ring[0].operands_used, bytes);
+    with_all_copies([&](const auto& copy) { copy.start(&ring[0].operands_used); });
+  }
+  __device__ void wait_for_operands_that_stay() const {
+    if (operands_stay()) mbarrier_wait_parity(&ring[0].operands_used, 0);
+  }
+
+  /// Calls use(transform of the slice's row), which has its operands where they are staged.
+  template <class Use>
+  __device__ __forceinline__ void with_transform(const SliceInSlot<Problem>& in, const Use& use) const {
+    auto transform = prepared_stage<Acc>(problem.transform.at_row(in.row), in.first_column);
+    if constexpr (shows_operands_at_run_time<Transform>) {
+      if (shape.operand_slots > 0) {
+        static_assert(most_staged_operands == 2);
+        transform.has_copies(operand_slot(in.operand_slot), shape.operand[0].at, shape.operand[1].at,
+                             in.first_column, GridPipelinedShape::line);
+      }
+    } else if constexpr (stages_operands<Problem>) {
+      if (shape.operand_slots > 0) {
+        int i = 0;
+        use(map_operands(transform, [&]<class Operand>(const Operand& operand) {
+          using T = std::remove_const_t<std::remove_pointer_t<decltype(operand.data)>>;
+          const T* const first = operand.data + in.first_column;
+          const char* const staged =
+              operand_slot(in.operand_slot) + shape.operand[i].at + place_in_line(first);
+          ++i;
+          return StagedColumns<T>{reinterpret_cast<const T*>(staged) - in.first_column};
+        }));
+        return;
+      }
+    }
+    use(transform);
+  }
+
+  /// One warp. What it takes for a slice, one way to the words and back through L2 and what has to be done
+  /// then, is waited for by all, slice after slice: it paces the block, at about the speed of memory. (One
+  /// H200, 65536 columns of float: a slice in 2.03 us, of which the collector 1.79, 0.969 of a copy; with a
+  /// chain of instructions longer by four words that are not there 0.88. But two collectors that take turns
+  /// made it 0.92, loads for the next slice under way before this one's are joined 0.957: reads that come as
+  /// they can get in the way of each other and of the writes. Words that were asked for before they are there
+  /// cost a way each: with 8 and 16 at once 4 M columns have 0.69 and 0.60 for 0.81, with one asked for as
+  /// soon as one is used 0.63. No difference: a warp before all others in place of one behind them.)
+  __device__ void collect() const {
+    index_type have = -1;
+    SlicedRowResult<Problem> result{};
+    for (RingCursor at;; at.advance(turn())) {
+      mbarrier_wait_parity(&ring[at.slot].full, at.parity);
+      const SliceInSlot<Problem>& in = ring[at.slot].slice;
+      const SliceUse use = in.use;
+      if (use == SliceUse::end) {
+        if (lane == 0) let_finish(ring[at.slot]);
+        return;
+      }
+      if (shape.whole_rows) {
+        collect_row_in_slots(at);
+        at.advance(turn(), static_cast<int>(shape.slices) - 1);
+        continue;
+      }
+      const index_type position = in.position;
+      Out* const y = in.y;
+      const bool last = in.last_of_row;
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
+      if (use == SliceUse::publish && (!last || writes_rows())) {
+        if (lane == 0) let_finish(ring[at.slot]);
+        continue;
+      }
+      if (position != have) {
+        result = {problem.operation, collect_row_from_memory(position)};
+        have = position;
+      }
+      if (lane == 0) {
+        ring[at.slot].of_row = result;
+        if (!writes_rows()) *y = store_as<Out>(result.logsumexp());
+        let_finish(ring[at.slot]);
+      }
+    }
+  }
+
+  /// (Of logsumexp nobody waits for it.)
+  __device__ void let_finish(GridPipelinedSlot<Problem>& held) const {
+    if (writes_rows()) mbarrier_arrive(&held.ready);
+  }
+
+  __device__ __forceinline__ PartialSoftmax<Acc> collect_row_from_memory(index_type position) const {
+    if (shape.collects_slice_each) return collect_slice_each(words_of(position), shape.slices, tag(), lane);
+    if (shape.runs > 0)
+      return collect_slices<true>(words_of(position), shape.slices, tag(), lane, run_words_of(position),
+                                  shape.runs);
+    return collect_slices<false>(words_of(position), shape.slices, tag(), lane);
+  }
+
+  /// The result of a row that begins in a slot and has all its slices in this block.
+  __device__ void collect_row_in_slots(const RingCursor& first) const {
+    const int slices = static_cast<int>(shape.slices);
+    RingCursor at = first, mine = first;
+    for (int i = 0; i < slices; ++i) {
+      mbarrier_wait_parity(&ring[at.slot].reduced, at.parity);
+      at.advance(turn());
+    }
+    // Lane l has slice l, as with every other way to join them.
+    const int slice = lane % lanes_of_slices(slices);
+    mine.advance(turn(), min(slice, slices - 1));
+    GridPipelinedSlot<Problem>& held = ring[mine.slot];
+    auto total = PartialSoftmax<Acc>::none();
+    if (slice < slices) total = join_shares<Acc>([&](int share) { return held.of_warp[share]; });
+    const SlicedRowResult<Problem> result(problem.operation, join_lanes_of_slices(total, slices));
+    if (lane >= slices) return;
+    held.of_row = result;
+    if (lane == 0 && !writes_rows()) *held.slice.y = store_as<Out>(result.logsumexp());
+    mbarrier_arrive(&held.empty);
+    let_finish(held);
+  }
+
+  /// A warp of a group of publishers.
+  __device__ __forceinline__ void publish(int group, int groups, int warp) const {
+    wait_for_operands_that_stay();
+    RingCursor at{group, 0};
+    for (;; at.advance(turn(), groups)) {
+      mbarrier_wait_parity(&ring[at.slot].full, at.parity);
+      const SliceUse use = ring[at.slot].slice.use;
+      if (use == SliceUse::end) return;
+      if (use == SliceUse::finish) {
+        if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
+      } else {
+        publish_slice(at, warp);
+      }
+      if constexpr (parks) {
+        leave_slot(at);
+      } else {
+        release(at);
+      }
+    }
+  }
+
+  /// All lanes of a warp are done with a slot.
+  __device__ void release(const RingCursor& at) const {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&ring[at.slot].empty);
+  }
+
+  /// All lanes of a warp are done with the slot alone, which another slice may take.
+  __device__ void leave_slot(const RingCursor& at) const {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&ring[at.slot].written);
+  }
+
+  /// Writes what a lane has of a part to the slot, `left` columns before the slice's end: value_of(i) for
+  /// each step, of 16 bits a pair. `single`: not in pairs, for these lie across words.
+  template <bool whole, class ValueOf>
+  __device__ __forceinline__ static void write_part(In* part, int left, bool single,
+                                                    const ValueOf& value_of) {
+#pragma unroll
+    for (int i = 0; i < Part::steps; ++i) {
+      const int column = i * Part::stride;
+      if constexpr (Part::unit == 1) {
+        if (whole || column < left) part[column] = value_of(i);
+      } else if (!single && (whole || column + 1 < left)) {
+        *reinterpret_cast<unsigned*>(part + column) = value_of(i);
+      } else {
+        // (A half or bfloat16 would be taken apart into its bytes.)
+        auto* const to = reinterpret_cast<unsigned short*>(part + column);
+        const unsigned pair = value_of(i);
+        if (whole || column < left) to[0] = static_cast<unsigned short>(pair);
+        if (whole || column + 1 < left) to[1] = static_cast<unsigned short>(pair >> 16);
+      }
+    }
+  }
+
+  /// The (max, sum) of a warp's share. Two loops over the slot, not unrolled to its end: instructions that
+  /// are not at hand are waited for. `mask`: what is applied in the slot before `transform`, or nothing.
+  template <bool single, class TransformRow, class Mask>
+  __device__ __forceinline__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice,
+                                                                int warp, const TransformRow& transform,
+                                                                const Mask& mask) const {
+    const int columns = in.columns;
+    const index_type first_column = in.first_column;  // (the slot is written to)
+    const int first = Part::first_column(warp, lane);
+    const int left = columns - first;
+    In* const from = slice + first;
+    const auto write = [&](int begin, auto whole, const auto& value_of) {
+      write_part<decltype(whole)::value>(from + begin, left - begin, single, value_of);
+    };
+    // use(part, first column, whether it is whole) for the parts of the slice, some at once: one alone would
+    // be waited for. But of 16 bits with a transform two would be more instructions than are at hand, where
+    // rows that begin at odd elements take loops of their own in turn with the others, and then the producer
+    // and the collector, one warp each, wait for theirs. (One H200, fractions of a copy, two and one:
+    // bfloat16 131073 columns with a factor 0.82 and 0.89, a temperature 0.60 and 0.72, a bias for all rows
+    // 0.56 and 0.61, and, its slices whole parts, a mask 0.79 and 0.83, a mask for all rows 0.67 and 0.70;
+    // 131072 columns 0.96, 0.89 and 0.90, 0.75, 0.95, 0.81 and 0.84. Of float four, and two with masks alone:
+    // a mask 393216 columns 0.952 and 0.968, 131073 0.976 and 0.982, a mask for all rows 0.914 and 0.931,
+    // 0.943 and 0.955; but a bias for all rows 0.849 and 0.841, GELU the same.)
+    const auto in_parts_of = [&]<class SomePart>(std::type_identity<SomePart>, const auto& transform_row,
+                                                 bool looks_for_minus_infinity, const auto& use) {
+      constexpr bool is_identity = std::is_same_v<decltype(transform_row), const BoundIdentity::Row&>;
+      constexpr bool is_mask = !is_identity && only_drops<typename Problem::Transform>;
+      // (One that takes parts at once looks up what to do for all of them.)
+      constexpr bool is_held = transforms_held_logits<std::remove_cvref_t<decltype(transform_row)>>;
+      constexpr int at_once = sizeof(Acc) == 8 ? 2 : Part::unit == 2 && !is_identity ? 1 : is_mask ? 2 : 4;
+      const auto some = [&](int begin, auto count, auto whole, auto looks) {
+        SomePart part[decltype(count)::value];
+        if constexpr (is_held) {
+          SomePart::template load_at_once<decltype(whole)::value, true>(
+              part, from + begin, left - begin, single, transform_row, first_column + first + begin);
+        } else {
+#pragma unroll
+          for (int i = 0; i < decltype(count)::value; ++i) {
+            const int begin_of_part = begin + i * Part::columns;
+            part[i].template load<single, decltype(whole)::value, true, decltype(looks)::value>(
+                from + begin_of_part, left - begin_of_part, transform_row,
+                first_column + first + begin_of_part);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < decltype(count)::value; ++i) use(part[i], begin + i * Part::columns, whole);
+      };
+      int begin = 0;
+      const auto whole_parts = [&](auto looks) {
+#pragma unroll 1
+        for (; begin + at_once * Part::columns <= columns; begin += at_once * Part::columns)
+          some(begin, std::integral_constant<int, at_once>{}, std::true_type{}, looks);
+      };
+      if constexpr (may_overlook_minus_infinity<TransformRow> && !is_identity) {
+        if (!looks_for_minus_infinity) whole_parts(std::false_type{});
+      }
+      if (looks_for_minus_infinity) whole_parts(std::true_type{});
+      const int to_end = columns - static_cast<int>(Part::columns_together) * warp;  // of this share
+      constexpr int at_end = at_once > 1 && !is_held ? 2 : 1;
+#pragma unroll 1
+      for (; begin + (at_end - 1) * Part::columns < to_end; begin += at_end * Part::columns)
+        some(begin, std::integral_constant<int, at_end>{}, std::false_type{}, std::true_type{});
+      if (at_end > 1 && begin < to_end)
+        some(begin, std::integral_constant<int, 1>{}, std::false_type{}, std::true_type{});
+    };
+    const auto in_parts = [&](const auto& transform_row, bool looks_for_minus_infinity, const auto& use) {
+      in_parts_of(std::type_identity<Part>{}, transform_row, looks_for_minus_infinity, use);
+    };
+    bool looks_for_minus_infinity = true;
+    if constexpr (may_overlook_minus_infinity<TransformRow>)
+      looks_for_minus_infinity = !stage_keeps_minus_infinity(transform);
+    const auto maximum_of_results = [&] {
+      auto maximum = Part::Maximum::none();
+      in_parts(transform, looks_for_minus_infinity, [&](const Part& part, int begin, auto whole) {
+        maximum.join(part);
+        if constexpr (has_logits) write(begin, whole, [&](int i) { return part.held[i]; });
+      });
+      return maximum.of_warp();
+    };
+    const auto find_maximum = [&] {
+      if constexpr (Part::adds_pairs && !single) {
+        using Logits = PartOfSlice<RowsProblem<In, Out, BoundIdentity>>;
+        const In* const bias = transform.operand.data + (first_column + first);
+        auto maximum = Logits::Maximum::none();
+        in_parts_of(std::type_identity<Logits>{}, BoundIdentity::Row{}, true,
+                    [&](const Logits& part, int begin, auto whole) {
+                      Logits sum;
+#pragma unroll
+                      for (int i = 0; i < Part::steps; ++i) {
+                        const int column = begin + i * Part::stride;
+                        unsigned pair = 0;
+                        if (decltype(whole)::value || column < left)
+                          pair = *reinterpret_cast<const unsigned*>(bias + column);
+                        sum.held[i] = PackedPair<In>::sum(part.held[i], pair);
+                      }
+                      maximum.join(sum);
+                    });
+        const Acc max = maximum.of_warp();
+        if (Kokkos::fabs(max) < Part::most_rounded_maximum) return max;
+      }
+      Acc max_of_logits = 0;
+      const auto join_logits = [&]<class Logits>(std::type_identity<Logits> logits, const auto& row,
+                                                 const auto& use) {
+        auto maximum = Logits::Maximum::none();
+        in_parts_of(logits, row, true, [&](const Logits& part, int begin, auto whole) {
+          maximum.join(part);
+          use(part, begin, whole);
+        });
+        max_of_logits = maximum.of_warp();
+      };
+      if constexpr (masks_in_slot) {
+        using Logits = PartOfSlice<RowsProblem<In, Out, BoundMask<bool>>>;
+        join_logits(std::type_identity<Logits>{}, mask, [&](const Logits& part, int begin, auto whole) {
+          write(begin, whole, [&](int i) { return part.held[i]; });
+        });
+      }
+      if constexpr (Part::unpacked && knows_maximum<TransformRow>) {
+        // From the logits as they are, in pairs. Asked first of another maximum, so that no pass is in vain.
+        const index_type end = in.first_column + columns;
+        Acc max = 1;
+        if (transform.finds_maximum(max, in.first_column, end)) {
+          if constexpr (!masks_in_slot) {
+            using Logits = PartOfSlice<RowsProblem<In, Out, BoundIdentity>>;
+            join_logits(std::type_identity<Logits>{}, BoundIdentity::Row{}, [](const auto&...) {});
+          }
+          max = max_of_logits;
+          if (max > -largest_v<Acc> && max <= largest_v<Acc> &&
+              transform.finds_maximum(max, in.first_column, end))
+            return maximum_or_nan(max, -largest_v<Acc>);
+        }
+      }
+      Acc max;
+#pragma unroll 1
+      for (;; looks_for_minus_infinity = true) {
+        max = maximum_of_results();
+        if (max == max || looks_for_minus_infinity) return max;
+      }
+    };
+    const Acc max = find_maximum();
+    const auto exponential = Part::exponential_below(max);
+    [[maybe_unused]] const bool writes_exponentials =
+        in.use == SliceUse::hold && keeps_exponentials(problem.operation, shape);
+    auto sum = ShareSum<Acc>::none();
+    const auto add = [&](const Part& part, int begin, auto whole) {
+      Acc e[Part::count];
+      part.template add_to<Part::packed || Part::unpacked>(sum, exponential,
+                                                           [&](int i, Acc value) { e[i] = value; });
+      if constexpr (has_exponentials) {
+        if (!writes_exponentials) return;
+        write(begin, whole, [&](int i) {
+          if constexpr (Part::unpacked) {
+            return PackedExponentials::of(e[2 * i], e[2 * i + 1]);
+          } else {
+            return e[i];
+          }
+        });
+      }
+    };
+    const auto add_parts = [&](const auto& add_part) {
+      if constexpr (has_logits) {
+        in_parts(BoundIdentity::Row{}, true, add_part);
+      } else {
+        in_parts(transform, looks_for_minus_infinity, add_part);
+      }
+    };
+    if constexpr (Part::unpacked) {
+      const auto subtract_and_add = [&](Part& part, int begin, auto whole) {
+        if (exponential.subtracts_first()) part.subtract(exponential.subtracted);
+        add(part, begin, whole);
+      };
+      // A loop of its own for when nothing is subtracted: an instruction that is skipped takes as long as one
+      // that is not. (Not for half: one H200, 65536 columns with a temperature, 0.76 of a copy for 0.78.)
+      if (has_exponentials && !exponential.subtracts_first()) {
+        add_parts(add);
+      } else {
+        add_parts(subtract_and_add);
+      }
+    } else {
+      add_parts(add);
+    }
+    return Part::share(max, sum.of_warp());
+  }
+
+  /// The same where a share is held. The ninth part of the largest slices is transformed twice.
+  template <class TransformRow>
+  __device__ __forceinline__ PartialSoftmax<Acc> reduce_in_registers(const SliceInSlot<Problem>& in,
+                                                                     In* slice, int warp,
+                                                                     const TransformRow& transform,
+                                                                     bool single) const {
+    constexpr int at_once = GridPipelinedShape::parts_at_once,
+                  turns = GridPipelinedShape::parts_held / at_once;
+    static_assert(at_once * turns + 1 >= ReductionPlan::most_parts);
+    const int first = Part::first_column(warp, lane);
+    const int left = in.columns - first;
+    const int to_end = in.columns - static_cast<int>(Part::columns_together) * warp;  // of this share
+    const index_type first_column = in.first_column + first;
+    In* const from = slice + first;
+    constexpr int columns_at_once = at_once * Part::columns, ninth = turns * columns_at_once;
+    const auto load = [&]<bool whole, int parts>(std::bool_constant<whole>, Part(&part)[parts], int begin) {
+      Part::template load_at_once<whole, true>(part, from + begin, left - begin, single, transform,
+                                               first_column + begin);
+    };
+
+    auto maximum = Part::Maximum::none();
+    if (to_end > ninth) {
+      Part part[1];
+      load(std::false_type{}, part, ninth);
+      maximum.join(part[0]);
+    }
+    Part held[turns][at_once];
+#pragma unroll 1
+    for (int turn = 0; turn < turns; ++turn) {
+      // Registers have no index: what came before makes room at the front.
+#pragma unroll
+      for (int i = turns - 1; i > 0; --i) {
+#pragma unroll
+        for (int k = 0; k < at_once; ++k) held[i][k] = held[i - 1][k];
+      }
+      const int begin = turn * columns_at_once;
+      if (begin >= to_end) {
+#pragma unroll
+        for (Part& part : held[0]) {
+#pragma unroll
+          for (Acc& logit : part.held) logit = -infinity_v<Acc>;
+        }
+      } else if (begin + columns_at_once <= in.columns) {
+        load(std::true_type{}, held[0], begin);
+      } else {
+        load(std::false_type{}, held[0], begin);
+      }
+#pragma unroll
+      for (const Part& part : held[0]) maximum.join(part);
+    }
+    const Acc max = maximum.of_warp();
+
+    const auto exponential = Part::exponential_below(max);
+    const bool writes_exponentials =
+        has_exponentials && in.use == SliceUse::hold && keeps_exponentials(problem.operation, shape);
+    auto sum = ShareSum<Acc>::none();
+    const auto add = [&](Part& part, int begin) {
+      if (exponential.subtracts_first()) part.subtract(exponential.subtracted);
+      Acc e[Part::count];
+      part.template add_to<true>(sum, exponential, [&](int i, Acc value) { e[i] = value; });
+      if constexpr (has_exponentials) {
+        if (!writes_exponentials) return;
+        write_part<false>(from + begin, left - begin, single,
+                          [&](int i) { return PackedExponentials::of(e[2 * i], e[2 * i + 1]); });
+      }
+    };
+#pragma unroll
+    for (int turn = 0; turn < turns; ++turn) {
+#pragma unroll
+      for (int k = 0; k < at_once; ++k)
+        add(held[turns - 1 - turn][k], turn * columns_at_once + k * Part::columns);
+    }
+    if (to_end > ninth) {
+      Part part[1];
+      load(std::false_type{}, part, ninth);
+      add(part[0], ninth);
+    }
+    return Part::share(max, sum.of_warp());
+  }
+
+  /// Whether a transform of pairs can be applied without looking for logits of -inf, and once more with if
+  /// the maximum is NaN then.
+  template <class TransformRow>
+  static constexpr bool may_overlook_minus_infinity = Part::unpacked&& may_keep_minus_infinity<TransformRow>;
+
+  /// Reduces a slice to what each of its shares has.
+  __device__ __forceinline__ void publish_slice(const RingCursor& at, int warp) const {
+    const SliceInSlot<Problem>& in = ring[at.slot].slice;
+    In* const slice = reinterpret_cast<In*>(slot_of(at) + in.shift);
+    if constexpr (shares) mbarrier_wait_parity(&ring[in.operand_slot].operands_came, in.operand_parity);
+    if (may_drop_ends && kept(in) == 0) {
+      if (lane == 0) ring[at.slot].of_warp[warp] = PartialSoftmax<Acc>::none();
+    } else {
+      with_transform(
+          in, [&](const auto& transform) __attribute__((always_inline)) {
+            const auto reduce = [&](const auto& rest, const auto& mask) __attribute__((always_inline)) {
+              const bool single = !Part::takes_units(slice, transform, in.first_column);
+              PartialSoftmax<Acc> found;
+              if constexpr (holds_shares) {
+                found = reduce_in_registers(in, slice, warp, rest, single);
+              } else {
+                found = !single ? reduce_in_slot<false>(in, slice, warp, rest, mask)
+                                : reduce_in_slot<true>(in, slice, warp, rest, mask);
+              }
+              if (lane == 0) ring[at.slot].of_warp[warp] = found;
+            };
+            if constexpr (masks_in_slot) {
+              reduce(without_mask<Transform>(transform), mask_of_row<Transform>(transform));
+            } else {
+              reduce(transform, BoundIdentity::Row{});
+            }
+          });
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&ring[at.slot].reduced);
+    if (!finishes_from_inputs(in.use)) release_operands(in);
+  }
+
+  /// Whether the finishers need a slice's operands.
+  __device__ bool finishes_from_inputs(SliceUse use) const {
+    return use == SliceUse::finish ||
+           (use == SliceUse::hold && !masks_in_slot && !writes_back(problem.operation, shape));
+  }
+  __device__ void release_operands(const SliceInSlot<Problem>& in) const {
+    if constexpr (stages_operands<Problem>) {
+      if (lane != 0 || operands_stay()) return;
+      Mbarrier* const used = &ring[in.operand_slot].operands_used;
+      if constexpr (shares) {
+        mbarrier_arrive(used, in.operand_releases);
+      } else {
+        mbarrier_arrive(used);
+      }
+    }
+  }
+
+  /// One warp: joins what the publishers found, and tells the other blocks. (They themselves would be late
+  /// for their next slice, one of them for each, and so would all that wait for it.)
+  __device__ void announce() const {
+    if (shape.whole_rows) return;
+    for (RingCursor at;; at.advance(turn())) {
+      GridPipelinedSlot<Problem>& held = ring[at.slot];
+      mbarrier_wait_parity(&held.full, at.parity);
+      const SliceUse use = held.slice.use;
+      if (use == SliceUse::end) return;
+      const index_type position = held.slice.position, slice = held.slice.index;
+      mbarrier_wait_parity(&held.reduced, at.parity);
+      if (use == SliceUse::finish) {
+        release(at);
+        continue;
+      }
+      const PartialSoftmax<Acc> of_slice = join_lanes<warps_of_group>(held.of_warp[lane % warps_of_group]);
+      if (lane == 0) PartialWords<Acc>::publish(words_of(position) + slice, of_slice, tag());
+      release(at);
+      if (shape.runs > 0) announce_run(position, slice);
+    }
+  }
+
+  /// Joins the run of slices that ended `slices_ahead` before this one, if there is one. What it may have to
+  /// wait for are slices of earlier tickets, which wait for nothing but slices of still earlier ones. (Each
+  /// run's end announced as soon as it is reduced, blocks would wait for each other in earnest.)
+  __device__ void announce_run(index_type position, index_type slice) const {
+    const index_type end = slice + 1 - ReductionPlan::slices_ahead;
+    if (end <= 0 || end % ReductionPlan::slices_of_run != 0) return;
+    const index_type run = end / ReductionPlan::slices_of_run - 1;
+    if (run >= shape.runs) return;
+    static_assert(ReductionPlan::slices_of_run == 32);
+    const PartialSoftmax<Acc> of_run =
+        join_lanes_of_slices(wait_for(words_of(position) + run * 32 + lane, tag()), 32);
+    if (lane == 0) PartialWords<Acc>::publish(run_words_of(position) + run, of_run, tag());
+  }
+
+  /// A warp of the finishers.
+  __device__ __forceinline__ void finish(int warp) const {
+    wait_for_operands_that_stay();
+    for (RingCursor at;; at.advance(turn())) {
+      GridPipelinedSlot<Problem>& held = ring[at.slot];
+      mbarrier_wait_parity(&held.ready, at.parity);
+      mbarrier_wait_parity(&held.full, at.parity);  // passed, but what the copy wrote is visible now
+      const SliceUse use = held.slice.use;
+      const auto done = [&] {
+        fence_proxy_async_shared();  // what was written to the slot comes before the copy from it
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&held.written);
+      };
+      if (use == SliceUse::hold || use == SliceUse::finish) {
+        finish_slice(at, warp, done);
+      } else {
+        done();
+      }
+      if (use == SliceUse::end) return;
+    }
+  }
+
+  /// The same where slices are parked: each takes the place of the one that was parked so many before it.
+  __device__ __forceinline__ void park_and_finish(int warp) const {
+    constexpr int parked = GridPipelinedShape::parked;
+    typename SliceWriter<Problem>::Parked slice[parked];
+    bool is_there[parked];
+#pragma unroll
+    for (int i = 0; i < parked; ++i) is_there[i] = false;
+    RingCursor at, oldest;
+    int turns_left = parked;
+    for (bool ended = false;;) {
+#pragma unroll
+      for (int i = 0; i < parked; ++i) {
+        if (is_there[i]) {
+          mbarrier_wait_parity(&ring[oldest.slot].ready, oldest.parity);
+          const SlicedRowResult<Problem> result = ring[oldest.slot].of_row;
+          const SliceWriter<Problem> writer{ring[oldest.slot].slice, nullptr, warp, lane, result};
+          writer.from_parked(slice[i], ring[oldest.slot].slice.store_cycles);
+          release(oldest);
+          oldest.advance(turn());
+          is_there[i] = false;
+        }
+        if (ended) {
+          if (--turns_left == 0) return;
+          continue;
+        }
+        GridPipelinedSlot<Problem>& held = ring[at.slot];
+        mbarrier_wait_parity(&held.full, at.parity);
+        ended = held.slice.use == SliceUse::end;
+        if (!ended) {
+          if (held.slice.store_cycles > 0)
+            wait_until_cycle(clock_cycles() + GridPipelinedShape::cycles_before_parking);
+          const SlicedRowResult<Problem> unknown{};
+          SliceWriter<Problem>{held.slice, slot_of(at), warp, lane, unknown}.park(slice[i]);
+          leave_slot(at);
+          is_there[i] = true;
+          at.advance(turn());
+        }
+      }
+    }
+  }
+
+  template <class Done>
+  __device__ __forceinline__ void finish_slice(const RingCursor& at, int warp, const Done& done) const {
+    GridPipelinedSlot<Problem>& held = ring[at.slot];
+    const SliceInSlot<Problem>& in = held.slice;
+    const SlicedRowResult<Problem> result = held.of_row;
+    // (The columns of all elements of a lane would be found before the loop over slices and spilled.)
+    const SliceWriter<Problem> writer{in, slot(at.slot), warp, not_known(lane), result};
+    if constexpr (may_drop_ends) {
+      if (kept(in) == 0) {
+        if (finishes_from_inputs(in.use)) release_operands(in);
+        writer.of_dropped(done);
+        return;
+      }
+    }
+    if constexpr (has_exponentials || has_logits) {
+      if (in.use == SliceUse::hold && writes_back(problem.operation, shape)) {
+        mbarrier_wait_parity(&held.reduced, at.parity);
+        if (keeps_exponentials(problem.operation, shape)) {
+          writer.scale_exponentials(held.of_warp, done);
+        } else {
+          writer.from_logits(done);
+        }
+        return;
+      }
+    }
+    with_transform(in, [&](const auto& transform) {
+      if constexpr (masks_in_slot) {
+        if (in.use == SliceUse::hold) {
+          mbarrier_wait_parity(&held.reduced, at.parity);
+          writer.from_inputs(without_mask<Transform>(transform), done);
+          return;
+        }
+      }
+      writer.from_inputs(transform, [&] {
+        if constexpr (stages_operands<Problem>) {
+          __syncwarp();
+          release_operands(in);
+        }
+        done();
+      });
+    });
+  }
+
+  /// One thread. A slot is free when its copy has been read, which is waited for as late as possible.
+  __device__ void store() const {
+    Mbarrier* read_next = nullptr;
+    const auto free_last = [&](auto copies_after) {
+      if (!read_next) return;
+      cp_async_bulk_wait_group_read<decltype(copies_after)::value>();
+      mbarrier_arrive(read_next);
+      read_next = nullptr;
+    };
+    for (RingCursor at;; at.advance(turn())) {
+      GridPipelinedSlot<Problem>& held = ring[at.slot];
+      if (!mbarrier_test_parity(&held.written, at.parity)) {
+        free_last(std::integral_constant<int, 0>{});
+        mbarrier_wait_parity(&held.written, at.parity);
+      }
+      const SliceInSlot<Problem>& in = held.slice;
+      if (in.use == SliceUse::end) break;
+      const int before = in.bytes_before_boundary();
+      const int bytes = (in.columns * static_cast<int>(sizeof(Out)) - before) /
+                        GridPipelinedShape::copy_alignment * GridPipelinedShape::copy_alignment;
+      if (!SliceWriter<Problem>::through_slot || in.use == SliceUse::publish || bytes <= 0) {
+        mbarrier_arrive(&held.empty);
+        continue;
+      }
+      char* const to = reinterpret_cast<char*>(in.y) + before;
+      const char* const from = slot(at.slot) + in.bytes_before_outputs() + before;
+      if (!shape.rereads) {
+        cp_async_bulk_store(to, from, static_cast<std::uint32_t>(bytes));
+      } else {
+        cp_async_bulk_store(to, from, static_cast<std::uint32_t>(bytes), createpolicy_evict_first());
+      }
+      free_last(std::integral_constant<int, 1>{});
+      read_next = &held.empty;
+    }
+    free_last(std::integral_constant<int, 0>{});
+    cp_async_bulk_wait_group();
+  }
+};
+
+}  // namespace KokkosSoftmax::impl
+
+#endif

@@ -1,0 +1,326 @@
+// SPDX-FileCopyrightText: The KokkosSoftmax authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+
+/// \file
+/// How grid_pipelined_rows cuts the shared memory of its blocks and deals slices to them, and how slices come
+/// to their slots.
+
+#ifndef KOKKOSSOFTMAX_GRIDPIPELINEDSHAPE_HPP
+#define KOKKOSSOFTMAX_GRIDPIPELINEDSHAPE_HPP
+
+#include <impl/cuda/KokkosSoftmax_HopperPtx.hpp>
+#include <impl/cuda/KokkosSoftmax_PackedMask.hpp>
+#include <impl/cuda/KokkosSoftmax_SlicedRows.hpp>
+
+namespace KokkosSoftmax::impl {
+
+/// Operands of a transform that lie in the ring beside their slice, at most; with more of them they are read
+/// where they are.
+inline constexpr int most_staged_operands = 2;
+template <class Problem>
+inline constexpr bool stages_operands = shows_operands_at_run_time<typename Problem::Transform> ||
+                                        (operands_of<typename Problem::Transform> > 0 &&
+                                         operands_of<typename Problem::Transform> <= most_staged_operands);
+
+struct GridPipelinedShape {
+  static constexpr int most_slots = 12;
+  static constexpr int warps_of_group = ReductionPlan::shares;
+  static constexpr int finishing_threads = ReductionPlan::threads;
+  static constexpr int threads(int groups) { return ((groups + 1) * warps_of_group + 4) * 32; }
+  static constexpr int line = 128;  ///< bytes: what lies in a line of memory lies in a line of its slot
+  static constexpr int copy_alignment = 16;
+
+  /// Copies to slots under way at once, of slices of the usual length (of shorter ones more): others would
+  /// only queue before memory, and the longer a copy takes, the longer wait the other slices of its row. (Two
+  /// and three on one H200, fractions of a copy: 1 GiB of float, 32768 columns 0.945 and 0.950, 131072
+  /// columns 0.954 and 0.959; of bfloat16 0.925 and 0.931, 0.932 both. Without a limit 0.952 and 0.936 for
+  /// float.)
+  static constexpr int most_copies_of_usual_slices = 3;
+  /// The same for rows that fill much of the ring of the whole grid: a slot whose copy only queues is missing
+  /// elsewhere. (2 M columns of float: with three 0.941, with two 0.948; 8 M: 0.69 and 0.72. Bfloat16 2.5 M
+  /// 0.912 and 0.922, 3.5 M 0.915 and 0.926, 4194304 0.912 and 0.922.)
+  static constexpr int most_copies_of_held_rows = 2;
+
+  /// Of a row that may be read twice, the slices that are held all the same: all where they leave enough of
+  /// the grid's slots for the next row to come meanwhile; of a much longer row, or where operands take room,
+  /// the last, as many as do; else, and of 16 bits, none: those that are read twice wait behind those that
+  /// are held. (One H200, fraction of a copy, none held and 0.7 of the slots: float 5 M columns 0.77 and
+  /// 0.68, 8.4 M 0.72 and 0.70, 14 M 0.69 both, 40 M 0.64 and 0.66; with a bias as large as x 5 M 0.63 and
+  /// 0.73, 20 M 0.63 and 0.64. bfloat16 16.8 M 0.70 and 0.67, with a bias 9.5 M 0.59 and 0.54.)
+  template <class In>
+  static index_type slices_held(index_type slices, index_type capacity, bool stages_operands) {
+    if (slices * 10 <= capacity * 6) return slices;
+    if (sizeof(In) == 2) return 0;
+    return slices * 2 >= capacity * 3 || stages_operands ? std::min(slices, capacity * 7 / 10) : 0;
+  }
+  /// Slices that a block's finishers have in registers, where they park them.
+  static constexpr int parked = 3;
+  /// Vectors of such a slice in a lane of theirs.
+  static constexpr int parked_vectors = ReductionPlan::usual_slice_bytes / copy_alignment / finishing_threads;
+  /// A thread's registers then: in all as many as launch bounds give to these threads.
+  static constexpr int publisher_registers = 64, finisher_registers = 136, other_registers = 80;
+  /// The same where publishers hold their shares; and how many parts of a share these are, and how many of
+  /// them go through the transform at once. (One H200, ms of 4096 x 65536 bfloat16 with a chain that is known
+  /// at run time - a factor, GELU, a bias for all rows, that and GELU. In two passes over the slot by two
+  /// groups of 72 registers, which is too few for it, 0.66, 0.99, 0.98, 1.33; a share held by two warps of 88
+  /// registers 0.64, 0.76, 0.87, 0.99; by one of 152, with 56 for finishers, two parts at once 0.62, 0.71,
+  /// 0.93, 1.13, four 0.54, 0.66, 0.76, 0.93, all eight 0.81, 1.00, 0.89, 1.09. log_softmax, whose finishers
+  /// transform once more, 0.63, 0.92, 1.20, 1.30; with these registers 0.57, 0.81, 1.11, 1.28, and softmax
+  /// 0.54, 0.65, 0.81, 0.99; with 136 and 72 0.57, 0.81, 1.11, 1.56, and 0.55, 0.66, 0.82, 1.00.)
+  static constexpr int holder_registers = 144, finisher_registers_beside_holders = 64,
+                       other_registers_beside_holders = 64;
+  static constexpr int parts_held = 8, parts_at_once = 4;
+  /// Cycles of a finisher's thread from a vector that it writes to y to the next one, and before it parks a
+  /// slice: a row's result is there for all blocks at once, and where they write as fast as they can, copies
+  /// to slots wait for that. Of a multiprocessor's slices one takes about 4000 cycles. (One H200, fractions
+  /// of a copy, without waiting, with 300 cycles and 400, and with 350 and 400: float 2.2 M columns 0.927,
+  /// 0.932, 0.932, 2.5 M 0.936, 0.942, 0.943, 3 M 0.935, 0.940, 0.933, 3.5 M 0.931, 0.942, 0.937, 4194304
+  /// 0.946, 0.960, 0.950, 4194303 0.923, 0.940, 0.931, 5 M 0.928, 0.933, 0.929, but 6 M 0.862, 0.845, 0.869;
+  /// with 350 and 800 0.86 to 0.89.)
+  static constexpr int store_cycles_of(index_type runs) { return runs > 0 ? 350 : 300; }
+  static constexpr int cycles_before_parking = 400;
+  /// Of such a row the slices: more would not leave enough for the next one to come meanwhile. (One H200,
+  /// fractions of a copy, parked and else: of float 7 M columns 0.77 and 0.74, 8.4 M 0.75 and 0.72.)
+  static constexpr index_type most_slices_parked(index_type capacity) { return capacity * 8 / 10; }
+
+  /// Of those that are read twice, what is kept in L2 for the second time, from their end. (One H200, 4 M
+  /// columns of float, all read twice: 0.76 of a copy, with nothing kept on purpose 0.70.)
+  static constexpr int most_bytes_kept = 24 * 1024 * 1024;
+
+  /// Of rows that are only read, the slices of a ticket where it would have but one: to draw it takes the
+  /// producer half as long as memory takes for a slice. (One H200, GB/s of logsumexp with one, two and
+  /// three: float 65536 columns 4000, 4260, 4310, 393216 4040, 4300, 4345; bfloat16 16386 3730, 3910, 3945,
+  /// 65536 3770, 4110, 4165, 393216 3840, 4270, 4325.)
+  static constexpr int slices_read_at_once = 3;
+
+  /// Of rows that have the same operands, the slices at most that each have theirs in a place of their own,
+  /// if as many slots are left at least. (One H200, fractions of a copy, copied with each slice and so:
+  /// float, a mask for all rows 8191 columns 0.90 and 0.97, 10001 0.82 and 0.91, 32768, four slices, 0.93 and
+  /// 0.95, but 50257, seven, 0.90 and 0.84; a bias for all rows 8191 0.88 and 0.98, 14001 0.83 and 0.96, of
+  /// three slices and three slots 24001 0.81 and 0.83, of four and two 32768 0.84 and 0.75; bfloat16, a mask
+  /// 16386 0.89 and 0.94, 20001 0.61 and 0.76, 40001 0.77 and 0.82, 65536 0.81 and 0.88, a bias 0.77 and
+  /// 0.93, 0.49 and 0.62, 0.60 and 0.67, but of four slices and three slots 65536 0.74 and 0.67.)
+  static constexpr index_type most_slices_with_operands = 4;
+
+  /// Of rows that have the same operands, those whose slices at the same columns a ticket has, so that the
+  /// operands are copied once for them; and the slices that a row of floats has at most then, for the more of
+  /// these wait for each other, the fewer slots are left beside theirs. (One H200, fractions of a copy, a
+  /// bias for all rows, one row a ticket and two: float 65536 columns 0.87 and 0.90, 131073 0.855 and 0.875,
+  /// 262144 0.86 and 0.85; bfloat16 65536 0.76 and 0.85, 131073 0.635 and 0.655, 393216 0.74 and 0.825; with
+  /// GELU behind it 0.79 and 0.83, 0.75 and 0.78, 0.425 and 0.47, 0.39 both. In a kernel that had both ways,
+  /// and so 0.02 less, two, four and eight rows: float 65536 0.885, 0.88, 0.88, 393216 0.80, 0.59, 0.73,
+  /// bfloat16 65536 0.83, 0.83, 0.84, 393216 0.81, 0.80, 0.79; with one slot for operands in place of two
+  /// float 65536 0.78, 0.85, 0.885, with three 0.83 of two rows.)
+  static constexpr int rows_sharing_operands = 2, most_slices_of_floats_sharing = 24;
+
+  /// Whether the slices of rows of which a ring has two go to blocks one by one nevertheless: those of
+  /// floats, and of 16 bits of more than two slices in whole lines, where there are many of them. (One H200,
+  /// fractions of a copy of 1 GiB, whole rows to a block and so: float 16388 columns 0.950 and 0.958, 20480
+  /// 0.948 and 0.964, 24576 0.942 and 0.949, 28672 0.944 and 0.960, bfloat16 45056 0.946 and 0.973, 49152
+  /// 0.933 and 0.953, 57344 0.939 and 0.961, but 32776 0.956 and 0.941, 40002 0.957 and 0.938; microseconds
+  /// in a CUDA graph, float 512 x 16388 18.9 and 20.6, 1024 x 28672 63.4 and 61.9, 2048 x 16388 70.0
+  /// and 71.1.)
+  template <class Problem>
+  static bool deals_slices_of_short_rows(const Problem& problem, const ReductionPlan& plan,
+                                         bool has_whole_lines, int multiprocessors) {
+    using In = typename Problem::In;
+    constexpr int fewest_slices_a_multiprocessor = 64;
+    constexpr bool is_plain =
+        sizeof(In) == sizeof(typename Problem::Out) && !PartOfSlice<Problem>::has_transform;
+    const bool pays = sizeof(In) == 4 || (sizeof(In) == 2 && has_whole_lines && plan.slices > 2);
+    return is_plain && pays && problem.operation != Operation::logsumexp &&
+           problem.geometry.rows * plan.slices >=
+               index_type(fewest_slices_a_multiprocessor) * multiprocessors;
+  }
+
+  index_type slices;      ///< of a row
+  index_type runs;        ///< of slices, see ReductionPlan
+  int slices_a_ticket;    ///< neighbours, of one row or several; of the last ticket perhaps fewer
+  bool whole_rows;        ///< whether a ticket has all slices of its rows: no block has to hear of another's
+  index_type all_slices;  ///< of the tickets of a launch
+  index_type tickets;     ///< of a launch
+  double rows_a_slice;    ///< 1 / slices
+  /// A block's first, which it does not draw: the way to the counter and back comes before anything else. As
+  /// many as it may have under way at once. (One H200, microseconds in a CUDA graph without and with: float
+  /// 64 x 128256 21.6 and 21.0, 48 x 128256 16.7 and 15.7, 32 x 128256 12.0 and 11.4, 512 x 16385 21.4 and
+  /// 20.6; with five and seven each 64 x 128256 21.8 and 22.7.)
+  int own_tickets;
+  /// Whether what was read of x is the first to leave L2, so that y stays there for who reads it next: where
+  /// x is at most three quarters of it. (One H200, as above, without and with: float 64 x 128256 21.1
+  /// and 19.7, 128 x 65536 24.2 and 22.7, bfloat16 128 x 128256 26.0 and 24.7; but float 90 x 128256 28.4
+  /// and 28.6, 110 x 128256 33.1 and 33.8, bfloat16 400 x 50257 30.6 and 31.1, and 1 GiB of float 0.96 and
+  /// 0.92 of a copy.)
+  bool x_leaves_l2_first;
+  /// Whether the transform drops ends of rows, which are not read then. (Asked here, for it takes the
+  /// producer's one thread long to find each row's: one H200, fractions of a copy, 65536 columns of bfloat16
+  /// with a factor and a causal mask that keeps all 0.96 and 0.92.)
+  bool drops_ends;
+  int store_cycles;          ///< see store_cycles_of
+  index_type paced_tickets;  ///< whose slices are written so: behind the others nothing is read
+  int slice_columns;
+  int slots;
+  int slot_bytes;
+  int most_copies;  ///< to slots under way at once
+  /// Groups of publishers that slots are dealt to in turn. Each sees an end of its own, and never a barrier
+  /// two phases behind: what it waits for begins when copies to the slots of the turn before have long
+  /// arrived.
+  int parties;
+  /// Whether rows may be read twice.
+  bool rereads;
+  /// Whether a ticket is drawn while the slot's last results are still being copied from it, which takes
+  /// about as long as the way to the counter and back. (One H200, fractions of a copy, without and with: of
+  /// bfloat16 65536 columns 0.963 and 0.972, 393216 0.939 and 0.956, of float 1 M 0.955 and 0.963, 2 M 0.913
+  /// and 0.941. Not for 16 bits without operands where slices begin anywhere: of bfloat16 131073 columns
+  /// 0.922 and 0.909, with a factor 0.803 and 0.788, but with a mask 0.814 and 0.823.)
+  bool draws_early;
+  /// Whether the collector's lanes have a slice each, which takes it fewer instructions, and it paces a block
+  /// that has more to do for a slice than to copy it. (One H200, fractions of a copy, without and with: float
+  /// 131073 columns 0.945 and 0.973; bfloat16 65536 0.943 and 0.968, with a factor 0.941 and 0.959, with a
+  /// temperature 0.846 and 0.882, half 0.896 and 0.935, bfloat16 131073 with a bias as large as x 0.72 and
+  /// 0.76, with one for all rows 0.49 and 0.53, 393216 0.956 and 0.970. Not for what is little more than a
+  /// copy: there float had 0.969 and 0.961, and bfloat16 with a mask 0.946 and 0.928.)
+  bool collects_slice_each;
+  /// Where rows may be read twice: the slices of a row, its first, that are (the others stay in their slots),
+  /// and those of them, the last, that are to stay in L2 until then.
+  index_type slices_reread, slices_kept;
+  const void* x_end;  ///< behind the last row in memory
+  /// Where a transform's operands have columns side by side: slots that they are copied to, behind the
+  /// others, and where in such a slot each is. They are free sooner.
+  int operand_slots;
+  /// Whether each slice of a row has one of these for itself, which stays: the operands are the same for all
+  /// rows.
+  bool operands_stay;
+  int operand_slot_bytes;
+  struct StagedOperand {
+    const void* end;  ///< behind it in memory
+    int at;
+  } operand[most_staged_operands];
+
+  KOKKOS_FORCEINLINE_FUNCTION int bytes_of_slots() const {
+    return slots * slot_bytes + operand_slots * operand_slot_bytes;
+  }
+  /// Where the slice with this number, of those of all tickets, lies. (A division of 64 bits would take the
+  /// producer's one thread longer than all else that it does.)
+  __device__ void find(index_type number, index_type& position, index_type& slice) const {
+    position = __double2ll_rz(static_cast<double>(number) * rows_a_slice);
+    slice = number - position * slices;
+    if (slice < 0) {
+      --position;
+      slice += slices;
+    } else if (slice >= slices) {
+      ++position;
+      slice -= slices;
+    }
+  }
+};
+
+/// Whether launch bounds give a block with one group of publishers registers for so many a thread.
+constexpr bool registers_suffice(int publishers, int finishers, int others) {
+  constexpr int threads = GridPipelinedShape::threads(1), each = 65536 / threads / 8 * 8;
+  return (publishers + finishers) * GridPipelinedShape::finishing_threads + others * 4 * 32 <= each * threads;
+}
+static_assert(registers_suffice(GridPipelinedShape::publisher_registers,
+                                GridPipelinedShape::finisher_registers, GridPipelinedShape::other_registers));
+static_assert(registers_suffice(GridPipelinedShape::holder_registers,
+                                GridPipelinedShape::finisher_registers_beside_holders,
+                                GridPipelinedShape::other_registers_beside_holders));
+
+enum class SliceUse : int {
+  hold,     ///< publish, and finish from the same slot
+  publish,  ///< and let the slot go
+  finish,   ///< what another ticket published
+  end,      ///< no more slices
+};
+
+/// What the producer says of a slot.
+template <class Problem>
+struct SliceInSlot {
+  typename Problem::Out* y;  ///< first element of the slice (logsumexp: the row's output)
+  index_type row;            ///< of the logits, for the transform
+  index_type position;       ///< of the row among the rows
+  index_type first_column;
+  int columns;
+  int shift;  ///< bytes of the slot before the slice
+  int operand_slot;
+  // Where rows share operands:
+  std::uint32_t operand_parity;  ///< of what says that they came
+  int operand_releases;          ///< of each warp that needed them
+  SliceUse use;
+  index_type index;  ///< of the slice in its row
+  bool last_of_row;
+  // Where rows may drop ends:
+  int kept;  ///< of its columns; behind them all are dropped
+  // Where slices are parked:
+  int place;         ///< the slot that it lies in
+  int store_cycles;  ///< see GridPipelinedShape; 0 where nothing is waited for
+
+  /// Bytes of y before the first boundary that a bulk copy can start at.
+  __device__ int bytes_before_boundary() const {
+    constexpr auto alignment = static_cast<std::uintptr_t>(GridPipelinedShape::copy_alignment);
+    return static_cast<int>(-reinterpret_cast<std::uintptr_t>(y) % alignment);
+  }
+  /// Bytes of the slot before the outputs: they stay where the inputs were if a bulk copy can start there.
+  __device__ int bytes_before_outputs() const {
+    const auto in_line = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % GridPipelinedShape::line);
+    return (in_line - shift) % GridPipelinedShape::copy_alignment == 0 ? shift : in_line;
+  }
+};
+
+/// Bytes before an address in its line.
+__device__ inline int place_in_line(const void* address) {
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(address) % GridPipelinedShape::line);
+}
+
+/// What lies between two addresses, from the boundary of 16 bytes before it to the one after it, to the same
+/// place of a line: copies whose lines lie across two are slower. What follows `readable_end` may not be
+/// memory of anyone: there the copy ends at the boundary before, and ordinary loads bring the rest.
+template <class T>
+struct BulkCopy {
+  static constexpr std::uintptr_t alignment = GridPipelinedShape::copy_alignment;
+  const T *first, *last;
+  std::uintptr_t begin, end;
+  char* to;
+
+  __device__ BulkCopy(const T* first_, const T* last_, const void* readable_end, char* slot)
+      : first(first_), last(last_) {
+    begin = reinterpret_cast<std::uintptr_t>(first) / alignment * alignment;
+    end = (reinterpret_cast<std::uintptr_t>(last) + alignment - 1) / alignment * alignment;
+    if (end > reinterpret_cast<std::uintptr_t>(readable_end))
+      end = reinterpret_cast<std::uintptr_t>(last) / alignment * alignment;
+    to = slot + place_in_line(reinterpret_cast<const void*>(begin));
+  }
+  /// Bytes of the slot before what was asked for.
+  __device__ int shift() const { return place_in_line(first); }
+  __device__ std::uint32_t bytes() const { return end > begin ? static_cast<std::uint32_t>(end - begin) : 0; }
+  template <class... Policy>
+  __device__ void start(Mbarrier* barrier, Policy... policy) const {
+    if (bytes() > 0) cp_async_bulk(to, reinterpret_cast<const void*>(begin), bytes(), barrier, policy...);
+  }
+  /// Before the barrier of the copy is arrived at.
+  __device__ void load_rest() const {
+    const auto behind = reinterpret_cast<const T*>(end);
+    for (const T* p = behind < first ? first : behind; p < last; ++p)
+      *reinterpret_cast<T*>(to + (reinterpret_cast<std::uintptr_t>(p) - begin)) = *p;
+  }
+};
+
+/// A row's operand in the ring, as LogitOperand::Row has it in memory.
+template <class T>
+struct StagedColumns {
+  const T* data;
+  __device__ const T& operator()(index_type column) const { return data[column]; }
+  template <int width>
+  __device__ bool has_neighbours(index_type first) const {
+    return reinterpret_cast<std::uintptr_t>(data + first) % bytes_of_neighbours<width, T> == 0;
+  }
+};
+
+/// Until clock_cycles() is there, or past it by less than 2^31.
+__device__ __forceinline__ void wait_until_cycle(unsigned cycle) {
+  while (static_cast<int>(clock_cycles() - cycle) < 0) {
+  }
+}
+
+}  // namespace KokkosSoftmax::impl
+
+#endif
