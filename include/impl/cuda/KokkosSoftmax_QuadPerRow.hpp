@@ -30,19 +30,24 @@ struct QuadTile {
   /// warp begin, its lanes find these on banks of their own, if rows are an odd number of them apart.
   static constexpr int columns_of_round = 32, columns_of_lane = columns_of_round / lanes;
 
-  int batches;                        ///< of rows_at_once, of a warp
-  unsigned rows_of_warp;              ///< that is
-  int before;                         ///< elements of a warp's image that lie before its first row
-  int image;                          ///< elements of that image, whole vectors
-  bool x_is_as_image, y_is_as_image;  ///< whether rows lie one behind the other in memory, as far behind a
-                                      ///< boundary of 16 bytes
+  /// Where rows begin in memory: one behind the other, as far behind a boundary of 16 bytes as in shared
+  /// memory; each on such a boundary; anywhere.
+  enum class Begin { as_in_image, on_boundaries, anywhere };
+
+  int batches;            ///< of rows_at_once, of a warp
+  unsigned rows_of_warp;  ///< that is
+  int before;             ///< elements of a warp's image that lie before its first row
+  int image_row;          ///< from row to row of the image
+  int image;              ///< elements of that image, whole vectors
+  Begin x, y;
 };
 
-/// A warp's rows in shared memory, one behind the other.
+/// A warp's rows in shared memory.
 struct ImageOfQuads {
   float* data;
-  int begin, end;  ///< of the rows
+  int begin, row_stride, rows;
 
+  __device__ float* row(int row) const { return data + begin + row * row_stride; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   /// use(v) for vectors from `first` up to `end`, which the lanes take in turn.
   template <class Use>
@@ -57,16 +62,16 @@ struct ImageOfQuads {
     }
   }
 
-  /// `first` is where the image's begin lies in memory.
+  /// Rows that are one behind the other, as they are in memory, where the image's begin is at `first`.
   __device__ void read(const float* first) const {
-    const int whole = end / 4;
+    const int end = begin + rows * row_stride, whole = end / 4;
     const std::uint32_t to = shared_address(data);
     for_vectors(0, whole, [&](int v) { cp_async_16(to + v * 16, first + v * 4); });
     // (What is behind the last row may be no memory.)
     if (end % 4 != 0 && lane() < end % 4) data[whole * 4 + lane()] = first[whole * 4 + lane()];
   }
   __device__ void write(float* first) const {
-    const int first_whole = (begin + 3) / 4, whole = end / 4;
+    const int end = begin + rows * row_stride, first_whole = (begin + 3) / 4, whole = end / 4;
     for_vectors(first_whole, whole,
                 [&](int v) { reinterpret_cast<uint4*>(first)[v] = reinterpret_cast<const uint4*>(data)[v]; });
     if ((begin | end) % 4 != 0 && lane() < 8) {
@@ -75,36 +80,49 @@ struct ImageOfQuads {
       if (at_begin ? i >= begin && i < first_whole * 4 : i < end) first[i] = data[i];
     }
   }
-  /// use(in the image, in memory) for so many neighbours each, of rows that lie there otherwise.
-  template <int together, class T, class Use>
+  /// use(in the image, in memory) for each so many neighbours, and use_one for what each row has behind
+  /// these, of rows that are elsewhere in memory.
+  template <int together, class T, class Use, class UseOne>
   __device__ void for_memory(const RowGeometry& g, T* data_of_all, const index_type* strides,
-                             index_type first_row, const Use& use) const {
+                             index_type first_row, const Use& use, const UseOne& use_one) const {
     const auto columns = static_cast<int>(g.columns);
-    const auto use_unit = [&](int i, T* at) { use(data + begin + i * together, at); };
+    const int length = columns / together, between = row_stride - length * together;
+    const auto row_in_memory = [&](int r) {
+      const RowGeometry::Row where = g.row(first_row + r);
+      return data_of_all + (strides == g.x_stride ? where.x_offset : where.y_offset);
+    };
     if (g.rank <= 1) {
       const index_type stride = g.rank == 0 ? columns : strides[0];
-      for_units_of_rows<together, 32>(data_of_all + first_row * stride, stride, columns,
-                                      (end - begin) / together, lane(), use_unit);
+      float* const here = row(0);
+      for_units_of_rows<together, 32>(
+          data_of_all + first_row * stride, stride, length, rows * length, lane(),
+          [&](int i, T* at, int r) { use(here + i * together + r * between, at); });
     } else {
 #pragma unroll 1
-      for (int first = 0; first < end - begin; first += columns, ++first_row) {
-        const RowGeometry::Row where = g.row(first_row);
-        T* const at = data_of_all + (strides == g.x_stride ? where.x_offset : where.y_offset);
+      for (int r = 0; r < rows; ++r) {
+        T* const at = row_in_memory(r);
 #pragma unroll 1
-        for (int column = lane() * together; column < columns; column += 32 * together)
-          use_unit((first + column) / together, at + column);
+        for (int unit = lane(); unit < length; unit += 32)
+          use(row(r) + unit * together, at + unit * together);
+      }
+    }
+    if (together > 1 && columns % together != 0) {
+      const int column = length * together + lane() % together;
+#pragma unroll 1
+      for (int r = lane() / together; r < rows; r += 32 / together) {
+        if (column < columns) use_one(row(r) + column, row_in_memory(r) + column);
       }
     }
   }
 };
 
-/// What a lane has of its row: so many neighbours of each round, of the last one `tail`. Where these are four
-/// or eight, the first four of all rounds come before the others.
+/// What a lane has of its row: eight neighbours of each round, of the last one `tail`, four or eight. The
+/// first four of all rounds come before the others.
 template <int rounds, int tail>
 struct QuadRegisters {
   static constexpr int of_round = QuadTile::columns_of_lane, count = (rounds - 1) * of_round + tail;
-  static constexpr int width = tail < 4 ? tail : 4, vectors = count / width;
-  static_assert(count % width == 0);
+  static constexpr int width = 4, vectors = count / width;
+  static_assert(of_round == 2 * width && count % width == 0);
   float held[count];
 
   template <class Threads>
@@ -121,7 +139,7 @@ struct QuadRegisters {
       const int of_lane = round < rounds - 1 ? of_round : tail;
 #pragma unroll
       for (int i = 0; i < of_lane; i += unit) {
-        const int k = width == 4 ? (i / 4 * rounds + round) * 4 + i % 4 : round * of_round + i;
+        const int k = (i / width * rounds + round) * width + i % width;
         const int turned = i ^ (turn & (of_lane - 1));
         const int column = round * QuadTile::columns_of_round + lane_of_quad * of_lane + turned;
         use(k, column, round < rounds - 1 || column < columns);
@@ -135,8 +153,8 @@ constexpr int quad_per_row_blocks(int rounds) {
   return rounds == 2 ? 8 : rounds == 3 ? 7 : 6;
 }
 
-/// Lanes take so many elements at once (`unit`). `turns`: rows may begin on the same bank, and each lane
-/// takes what it has in an order of its row.
+/// Lanes take so many elements at once (`unit`). `turns`: rows of the image may begin on the same bank, and
+/// each lane takes what it has in an order of its row.
 template <int rounds, int tail, int unit, bool turns, class Problem>
 __global__ void __launch_bounds__(QuadTile::threads, quad_per_row_blocks(rounds))
     quad_per_row_kernel(const __grid_constant__ Problem problem, const __grid_constant__ QuadTile tile) {
@@ -144,7 +162,6 @@ __global__ void __launch_bounds__(QuadTile::threads, quad_per_row_blocks(rounds)
   struct alignas(4 * unit) Unit {
     float value[unit];
   };
-  constexpr int together = unit == 4 ? 4 : 1;  // in memory
   extern __shared__ __align__(16) float images_of_quads[];
   const RowGeometry& g = problem.geometry;
   const auto columns = static_cast<int>(g.columns);
@@ -157,22 +174,26 @@ __global__ void __launch_bounds__(QuadTile::threads, quad_per_row_blocks(rounds)
   const index_type rows_left = g.rows - first_row;
   if (rows_left <= 0) return;
   const auto rows = static_cast<int>(min(rows_left, static_cast<index_type>(tile.rows_of_warp)));
+  const ImageOfQuads image{images_of_quads + warp * tile.image, tile.before, tile.image_row, rows};
+  using Begin = QuadTile::Begin;
+  constexpr bool may_begin_on_boundaries = unit == 4 || turns;
+  const auto copy_one = [](float* to, const float* from) {
+    cp_async_by_l1<sizeof(float)>(shared_address(to), from);
+  };
+  if (tile.x == Begin::as_in_image) {
+    image.read(problem.x + first_row * columns - tile.before);
+  } else if (may_begin_on_boundaries && tile.x == Begin::on_boundaries) {
+    image.for_memory<4>(
+        g, problem.x, g.x_stride, first_row,
+        [](float* to, const float* from) { cp_async_16(shared_address(to), from); }, copy_one);
+  } else if constexpr (unit != 4) {
+    image.for_memory<1>(g, problem.x, g.x_stride, first_row, copy_one, copy_one);
+  }
+  // (Behind the copies: what comes first of its registers would wait for it.)
   if (const int gap = gap_to_read(problem); gap > 0) {
 #pragma unroll 1
     for (int row = quad; row < rows; row += QuadTile::rows_at_once)
       read_ends_of_row(problem.y + g.row(first_row + row).y_offset, columns, gap, of_quad == 0, of_quad == 1);
-  }
-  const ImageOfQuads image{images_of_quads + warp * tile.image, tile.before, tile.before + rows * columns};
-  if (tile.x_is_as_image) {
-    image.read(problem.x + first_row * columns - tile.before);
-  } else {
-    image.for_memory<together>(g, problem.x, g.x_stride, first_row, [](float* to, const float* from) {
-      if constexpr (together == 4) {
-        cp_async_16(shared_address(to), from);
-      } else {
-        cp_async_by_l1<sizeof(float)>(shared_address(to), from);
-      }
-    });
   }
   cp_async_wait_all();
   __syncwarp();
@@ -180,7 +201,7 @@ __global__ void __launch_bounds__(QuadTile::threads, quad_per_row_blocks(rounds)
   for (int batch = 0; batch < tile.batches; ++batch) {
     const int row = batch * QuadTile::rows_at_once + quad;
     const bool exists = row < rows;
-    float* const image_of_row = image.data + image.begin + row * columns;
+    float* const image_of_row = image.row(row);
     const int turn = !turns ? 0 : unit == 4 ? row % 2 * 4 : row % 8;
     Registers mine;
     Registers::template for_units<unit>(of_quad, columns, turn, [&](int k, int column, bool is_there) {
@@ -208,15 +229,18 @@ __global__ void __launch_bounds__(QuadTile::threads, quad_per_row_blocks(rounds)
   }
   if (problem.operation == Operation::logsumexp) return;
   __syncwarp();
-  if (tile.y_is_as_image) {
+  const auto put_one = [](const float* from, float* to) { *to = *from; };
+  if (tile.y == Begin::as_in_image) {
     image.write(problem.y + first_row * columns - tile.before);
-  } else {
-    image.for_memory<together>(g, problem.y, g.y_stride, first_row, [](const float* from, float* to) {
-      struct alignas(4 * together) Elements {
-        float value[together];
-      };
-      *reinterpret_cast<Elements*>(to) = *reinterpret_cast<const Elements*>(from);
-    });
+  } else if (may_begin_on_boundaries && tile.y == Begin::on_boundaries) {
+    image.for_memory<4>(
+        g, problem.y, g.y_stride, first_row,
+        [](const float* from, float* to) {
+          *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+        },
+        put_one);
+  } else if constexpr (unit != 4) {
+    image.for_memory<1>(g, problem.y, g.y_stride, first_row, put_one, put_one);
   }
 }
 
@@ -272,9 +296,7 @@ struct QuadPerRow {
     const index_type columns = problem.geometry.columns,
                      of_lane = ceil_div(columns - (rounds - 1) * QuadTile::columns_of_round,
                                         index_type(QuadTile::lanes));
-    if (of_lane <= 2 && columns % 4 != 0) {
-      run_tail<rounds, 2>(exec, problem);
-    } else if (of_lane <= 4) {
+    if (of_lane <= 4) {
       run_tail<rounds, 4>(exec, problem);
     } else {
       run_tail<rounds, 8>(exec, problem);
@@ -294,35 +316,40 @@ struct QuadPerRow {
       return static_cast<int>(reinterpret_cast<std::uintptr_t>(data) % 16 / sizeof(float));
     };
     QuadTile tile{};
-    // (As many as are fast; fewer where there are few rows. 36 and 40 columns with one 0.91 and 0.97, with
-    // two 0.985 and 0.98, 47 0.98 and 0.97; logsumexp with two and four 36 0.79 and 0.87, 52 0.89 and 0.96.)
+    // (With one and two 36 columns 0.91 and 0.985, 40 0.97 and 0.98, 47 0.98 and 0.97; logsumexp with two and
+    // four 36 0.79 and 0.87, 52 0.89 and 0.96.)
     tile.batches = reduces ? (columns < 64 ? 4 : 2) : (columns < 44 ? 2 : 1);
     const int rows_of_warp = tile.batches * QuadTile::rows_at_once;
     tile.rows_of_warp = static_cast<unsigned>(rows_of_warp);
-    tile.image = rows_of_warp * columns + 4;
-    if (lie_one_behind_the_other(g.x_stride)) tile.before = begin(problem.x);
-    const auto is_as_image = [&](const float* data, const index_type* stride) {
-      return lie_one_behind_the_other(stride) && begin(data) == tile.before;
-    };
-    tile.x_is_as_image = is_as_image(problem.x, g.x_stride);
-    tile.y_is_as_image = !reduces && is_as_image(problem.y, g.y_stride);
+    using Begin = QuadTile::Begin;
+    const bool x_is_dense = lie_one_behind_the_other(g.x_stride);
+    if (x_is_dense) tile.before = begin(problem.x);
     const RowAlignment alignment = RowAlignment::of(problem);
-    const bool fours = columns % 4 == 0,
-               vectors = fours && (alignment.x | (reduces ? 0 : alignment.y)) % 16 == 0,
-               pairs = columns % 4 == 2 && tile.before % 2 == 0;
+    const auto begin_of_rows = [&](const float* data, const index_type* stride, std::uintptr_t aligned_to) {
+      if (tile.image_row == columns && lie_one_behind_the_other(stride) && begin(data) == tile.before)
+        return Begin::as_in_image;
+      return tile.image_row % 4 == 0 && tile.before == 0 && aligned_to % 16 == 0 ? Begin::on_boundaries
+                                                                                 : Begin::anywhere;
+    };
+    // Rows that begin on boundaries do so in shared memory.
+    tile.image_row = !x_is_dense && alignment.x % 16 == 0 ? ceil_div(columns, 4) * 4 : columns;
+    tile.image = rows_of_warp * tile.image_row + 4;
+    tile.x = begin_of_rows(problem.x, g.x_stride, alignment.x);
+    tile.y = reduces ? Begin::as_in_image : begin_of_rows(problem.y, g.y_stride, alignment.y);
+    const bool fours = columns % 4 == 0 && tile.x != Begin::anywhere && tile.y != Begin::anywhere &&
+                       tile.before == 0,
+               turns = tile.image_row % 4 == 0, pairs = columns % 4 == 2 && tile.before % 2 == 0;
     // `reserve` launches over no rows: that loads the kernels for other addresses, too, which a capture could
     // not do.
     const auto launch_for = [&]<int unit, bool turns>(bool these) {
       if (these || no_rows)
         launch<&quad_per_row_kernel<rounds, tail, unit, turns, Problem>>(exec, problem, tile);
     };
-    if constexpr (tail >= 4) {
-      launch_for.template operator()<4, false>(vectors && columns % 8 != 0);
-      launch_for.template operator()<4, true>(vectors && columns % 8 == 0);
-      launch_for.template operator()<1, true>(fours && !vectors);
-    }
-    launch_for.template operator()<2, false>(pairs);
-    launch_for.template operator()<1, false>(!fours && !pairs);
+    launch_for.template operator()<4, false>(fours && columns % 8 != 0);
+    launch_for.template operator()<4, true>(fours && columns % 8 == 0);
+    launch_for.template operator()<1, true>(turns && !fours);
+    launch_for.template operator()<2, false>(pairs && !turns);
+    launch_for.template operator()<1, false>(!pairs && !turns);
   }
 
   template <auto kernel, class Problem>

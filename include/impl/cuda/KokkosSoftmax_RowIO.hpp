@@ -170,26 +170,27 @@ __device__ __forceinline__ void read_ends_of_row(const Out* y, int columns, int 
   if (at_end && in_sector(y + columns) > 0) ld_volatile_unused(y + columns - 1);
 }
 
-/// use(i, at) for each i below `count` of the units of `together` elements that rows of one dimension have
-/// one after the other; at: where it lies in memory. The first row begins at `first`. By so many threads in
-/// turn.
+/// use(i, at, row) for each i below `count` of the units of `together` elements that rows of one dimension
+/// have one after the other, `length` each; at: its place in memory. The first row begins at `first`. By so
+/// many threads in turn.
 template <int together, int threads, class T, class Use>
-__device__ __forceinline__ void for_units_of_rows(T* first, index_type row_stride, int columns, int count,
+__device__ __forceinline__ void for_units_of_rows(T* first, index_type row_stride, int length, int count,
                                                   int thread, const Use& use) {
-  const int length = columns / together, row = thread / length, rows_of_step = threads / length,
-            units_of_step = threads - rows_of_step * length;
-  int unit = thread - row * length;
+  const int rows_of_step = threads / length, units_of_step = threads - rows_of_step * length;
+  int row = thread / length, unit = thread - row * length;
   T* at = first + row * row_stride + unit * together;
   const index_type step = rows_of_step * row_stride + units_of_step * together,
                    to_next_row = row_stride - length * together;
 #pragma unroll 4
   for (int i = thread; i < count; i += threads) {
-    use(i, at);
+    use(i, at, row);
     at += step;
+    row += rows_of_step;
     unit += units_of_step;
     if (unit >= length) {
       unit -= length;
       at += to_next_row;
+      ++row;
     }
   }
 }

@@ -123,15 +123,27 @@ struct ImageOfRows {
       read_scalars(from, vectors * width, count);
     }
   }
-  /// Likewise of rows of so many columns with something between them.
+  /// Likewise of rows of so many columns with something between them; in vectors, where they are vectors.
   __device__ void read_apart(const T* from, index_type row_stride, int length, int count) const {
-    for_units_of_rows<1, threads>(from, row_stride, length, count, thread(), [&](int i, const T* at) {
-      (*this)[i] = *reinterpret_cast<const Bits*>(at);
-    });
+    if (begin_on_vectors(from, row_stride)) {
+      for_units_of_rows<width, threads>(
+          from, row_stride, length / width, count / width, thread(),
+          [&](int i, const T* at, int) { vector_at(i) = *reinterpret_cast<const uint4*>(at); });
+    } else {
+      for_units_of_rows<1, threads>(from, row_stride, length, count, thread(), [&](int i, const T* at, int) {
+        (*this)[i] = *reinterpret_cast<const Bits*>(at);
+      });
+    }
   }
   __device__ void write_apart(T* to, index_type row_stride, int length, int count) const {
-    for_units_of_rows<1, threads>(to, row_stride, length, count, thread(),
-                                  [&](int i, T* at) { *reinterpret_cast<Bits*>(at) = (*this)[i]; });
+    if (begin_on_vectors(to, row_stride)) {
+      for_units_of_rows<width, threads>(
+          to, row_stride, length / width, count / width, thread(),
+          [&](int i, T* at, int) { *reinterpret_cast<uint4*>(at) = vector_at(i); });
+    } else {
+      for_units_of_rows<1, threads>(to, row_stride, length, count, thread(),
+                                    [&](int i, T* at, int) { *reinterpret_cast<Bits*>(at) = (*this)[i]; });
+    }
   }
   /// Likewise to global memory.
   __device__ void write(T* to, int count) const {
@@ -153,6 +165,9 @@ struct ImageOfRows {
 
  private:
   static constexpr int size = static_cast<int>(sizeof(T)), threads = ThreadPerRowTile::threads;
+  __device__ static bool begin_on_vectors(const T* first, index_type row_stride) {
+    return unit == 16 && (reinterpret_cast<std::uintptr_t>(first) | (row_stride * size)) % 16 == 0;
+  }
   __device__ static int thread() {
     return static_cast<int>(threadIdx.x);
   }
