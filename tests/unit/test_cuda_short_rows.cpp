@@ -12,6 +12,9 @@ namespace {
 using namespace tests;
 using Exec = Kokkos::Cuda;
 
+// A gap that lets the next row begin on a boundary, too: some, and as many as bring it there.
+constexpr std::int64_t to_boundary = -1;
+
 // Where rows of x and of y lie: how many elements behind a boundary, and apart. `together`: rows of the next
 // plane as far apart as those of one.
 struct Arrangement {
@@ -21,12 +24,30 @@ struct Arrangement {
 };
 
 // One behind the other, wherever they begin, x and y alike and not; apart, so that all begin on a boundary of
-// vectors, and so that they do not; one so and the other so.
+// 16 bytes, and so that they do not; one so and the other so.
 constexpr Arrangement arrangements[] = {
-    {0, 0, 0, 0, true},  {1, 0, 1, 0, true},       {2, 0, 2, 0, true},       {3, 0, 3, 0, true},
-    {1, 0, 2, 0, true},  {0, 0, 3, 0, true},       {0, 4, 0, 4, true},       {0, 1, 0, 1, true},
-    {2, 6, 3, 3, true},  {0, 0, 0, 5, true},       {1, 3, 1, 0, true},       {0, 4, 0, 4, false},
-    {1, 2, 0, 1, false}, {0, 0, 0, 0, true, true}, {3, 0, 3, 0, true, true}, {1, 5, 1, 5, true, true},
+    {0, 0, 0, 0, true},
+    {1, 0, 1, 0, true},
+    {2, 0, 2, 0, true},
+    {3, 0, 3, 0, true},
+    {1, 0, 2, 0, true},
+    {0, 0, 3, 0, true},
+    {0, 4, 0, 4, true},
+    {0, 1, 0, 1, true},
+    {2, 6, 3, 3, true},
+    {0, 0, 0, 5, true},
+    {1, 3, 1, 0, true},
+    {0, 4, 0, 4, false},
+    {0, to_boundary, 0, to_boundary, true},
+    {0, to_boundary, 0, 0, true},
+    {0, 0, 0, to_boundary, true},
+    {0, to_boundary, 1, 2, true},
+    {0, to_boundary, 0, to_boundary, false},
+    {0, to_boundary, 0, to_boundary, true, true},
+    {1, 2, 0, 1, false},
+    {0, 0, 0, 0, true, true},
+    {3, 0, 3, 0, true, true},
+    {1, 5, 1, 5, true, true},
 };
 
 template <class T>
@@ -45,7 +66,9 @@ Case short_rows(std::int64_t rows, std::int64_t columns, const Arrangement& a) {
     if (row == 9) logit *= 0x1p12;
   }
   const auto layout = [&](std::int64_t offset, std::int64_t gap) {
-    const std::int64_t stride = columns + gap, plane = rows * stride + (a.together ? 0 : 4);
+    constexpr std::int64_t boundary = 16 / sizeof(T);
+    const std::int64_t stride = gap == to_boundary ? (columns / boundary + 2) * boundary : columns + gap;
+    const std::int64_t plane = rows * stride + (a.together ? 0 : 2 * boundary);
     return reference::Layout{c.extents, {plane, stride, 1}, offset};
   };
   c.in = layout(a.x_offset, a.x_gap);

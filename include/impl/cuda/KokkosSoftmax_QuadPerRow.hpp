@@ -5,13 +5,12 @@
 /// The CUDA kernel for rows of floats that are too long for a thread and too short for a warp: four lanes
 /// have a row. A warp brings some rows to shared memory as they lie in memory, in vectors that know nothing
 /// of rows, and takes them away so; between, each lane has its part of a row in registers. (1 GiB on one
-/// H200, fractions of a copy, softmax by warp_per_row, or up to 39 columns by thread_per_row, and so: 36
-/// columns 0.85 and 0.99, 40 0.89 and 0.98, 47 0.91 and 0.98, 56 0.97 and 0.99, 63 0.89 and 0.98, 65 0.91 and
-/// 0.97, 84 0.96 and 0.99, 95 0.84 and 0.97, 100 0.94 and 0.98, 119 0.92 and 0.97; where x and y begin off a
-/// boundary of 16 bytes 36 0.64 and 0.92, 65 0.91 and 0.97, 80 0.72 and 0.94, 100 0.80 and 0.98; microseconds
-/// in a CUDA graph, 65 columns: 1 row 1.6 and 2.2, 4096 rows 2.2 and 2.4, 100000 rows 15.8 and 14.2. Eight
-/// lanes a row have 0.97 to 0.99, too, but 0.94 to 0.97 of log_softmax below 56 columns, and less of
-/// logsumexp.)
+/// H200, fractions of a copy, softmax by warp_per_row and so: 36 columns 0.85 and 0.99, 40 0.89 and 0.98, 47
+/// 0.91 and 0.98, 56 0.97 and 0.99, 63 0.89 and 0.98, 65 0.91 and 0.97, 84 0.96 and 0.99, 95 0.84 and 0.97,
+/// 100 0.94 and 0.98, 119 0.92 and 0.97; where x and y begin off a boundary of 16 bytes 36 0.64 and 0.92, 65
+/// 0.91 and 0.97, 80 0.72 and 0.94, 100 0.80 and 0.98; microseconds in a CUDA graph, 65 columns: 1 row 1.6
+/// and 2.2, 4096 rows 2.2 and 2.4, 100000 rows 15.8 and 14.2. Eight lanes a row have 0.97 to 0.99, too, but
+/// 0.94 to 0.97 of log_softmax below 56 columns, and less of logsumexp.)
 
 #ifndef KOKKOSSOFTMAX_QUADPERROW_HPP
 #define KOKKOSSOFTMAX_QUADPERROW_HPP
