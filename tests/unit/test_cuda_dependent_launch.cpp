@@ -263,7 +263,8 @@ TEST_F(CudaDependentLaunch, ThreadPerRow) {
 TEST_F(CudaDependentLaunch, QuadPerRow) {
   for (const std::int64_t columns : {40, 65}) {
     for (const std::int64_t padding : {0, 2, 4})
-      check<float>({"quad_per_row_kernel", "quad_per_row", 200, columns, padding});
+      check<float>({"quad_per_row_kernel", "quad_per_row", 3000, columns, padding});
+    check<float>({"quad_per_row_of_few_kernel", "quad_per_row", 200, columns});
   }
 }
 

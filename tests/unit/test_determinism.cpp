@@ -529,7 +529,10 @@ TYPED_TEST(Determinism, RowsOfAFewColumns) {
       same.check(exec, {300, false, 1, 6, 0}, "", transform...);
       same.check(exec, {many, false, 0, 0, -1, true}, "", transform...);
       same.check(exec, {many, false, 3, 0, -1, true}, "", transform...);
-      for (const std::int64_t padding : {2, 4}) same.check(exec, {300, false, 0, padding}, "", transform...);
+      for (const std::int64_t rows : {300, 3000}) {
+        for (const std::int64_t padding : {1, 2, 4})
+          same.check(exec, {rows, false, 0, padding}, "", transform...);
+      }
     }
   };
   for (std::int64_t columns :

@@ -8,8 +8,8 @@
 /// H200, fractions of a copy, softmax by warp_per_row and so: 36 columns 0.85 and 0.99, 40 0.89 and 0.98, 47
 /// 0.91 and 0.98, 56 0.97 and 0.99, 63 0.89 and 0.98, 65 0.91 and 0.97, 84 0.96 and 0.99, 95 0.84 and 0.97,
 /// 100 0.94 and 0.98, 119 0.92 and 0.97; where x and y begin off a boundary of 16 bytes 36 0.64 and 0.92, 65
-/// 0.91 and 0.97, 80 0.72 and 0.94, 100 0.80 and 0.98; microseconds in a CUDA graph, 65 columns: 1 row 1.6
-/// and 2.2, 4096 rows 2.2 and 2.4, 100000 rows 15.8 and 14.2. Eight lanes a row have 0.97 to 0.99, too, but
+/// 0.91 and 0.97, 80 0.72 and 0.94, 100 0.80 and 0.98; microseconds in a CUDA graph, 65 columns: 1 row 1.50
+/// and 1.35, 4096 rows 2.2 and 2.5, 100000 rows 15.8 and 14.5. Eight lanes a row have 0.97 to 0.99, too, but
 /// 0.94 to 0.97 of log_softmax below 56 columns, and less of logsumexp.)
 
 #ifndef KOKKOSSOFTMAX_QUADPERROW_HPP
@@ -243,6 +243,36 @@ __global__ void __launch_bounds__(QuadTile::threads, quad_per_row_blocks(rounds)
   }
 }
 
+/// The same to the same bits, of few rows, a warp's a block, without shared memory.
+template <int rounds, int tail, class Problem>
+__global__ void __launch_bounds__(32) quad_per_row_of_few_kernel(const __grid_constant__ Problem problem) {
+  using Registers = QuadRegisters<rounds, tail>;
+  const RowGeometry& g = problem.geometry;
+  const auto columns = static_cast<int>(g.columns);
+  const auto of_quad = static_cast<int>(threadIdx.x % QuadTile::lanes);
+  const index_type position =
+      static_cast<index_type>(blockIdx.x) * QuadTile::rows_at_once + threadIdx.x / QuadTile::lanes;
+  const bool exists = position < g.rows;
+  grid_dependency_wait();
+  if (g.rows == 0) return;
+  // Lanes past the last row go along with that one: the warp's shuffles want them.
+  const RowGeometry::Row where = g.row(exists ? position : g.rows - 1);
+  const float* const x = problem.x + where.x_offset;
+  float* const y = problem.y + where.y_offset;
+  Registers mine;
+  Registers::template for_units<1>(of_quad, columns, 0, [&](int k, int column, bool is_there) {
+    mine.held[k] = is_there ? x[column] : -infinity_v<float>;
+  });
+  softmax_in_registers(
+      mine, LanesOfRow<QuadTile::lanes>{of_quad, nullptr}, problem, y, exists && of_quad == 0,
+      ReduceGroup<float, QuadTile::lanes>{}, [](bool) { return true; },
+      [&](const auto& output) {
+        Registers::template for_units<1>(of_quad, columns, 0, [&](int k, int column, bool is_there) {
+          if (exists && is_there) y[column] = output(mine.held[k]);
+        });
+      });
+}
+
 struct QuadPerRow {
   static constexpr const char* name = "quad_per_row";
 
@@ -307,6 +337,17 @@ struct QuadPerRow {
     const RowGeometry& g = problem.geometry;
     const bool reduces = problem.operation == Operation::logsumexp, no_rows = g.rows == 0;
     const auto columns = static_cast<int>(g.columns);
+    // `reserve` launches over no rows: that loads the kernels for more rows and other addresses, too, which a
+    // capture could not do.
+    // (Microseconds in a CUDA graph, warp_per_row and so, 65 columns: 1 row 1.50 and 1.35, 128 rows 1.69 and
+    // 1.54, 1000 rows 1.75 and 1.61; but 2048 rows 1.84 and 2.62, by quad_per_row_kernel 2.4; 100
+    // columns 1.55 and 1.42, 2.12 and 1.69, 2.18 and 1.77. Blocks of four warps 1.3, 3.0 and 3.1.)
+    if (g.rows <= index_type(exec.cuda_device_prop().multiProcessorCount) * QuadTile::rows_at_once) {
+      launch_with_shared<&quad_per_row_of_few_kernel<rounds, tail, Problem>>(
+          exec, kernel_label(problem.operation, name), ceil_div(g.rows, index_type(QuadTile::rows_at_once)),
+          32, 0, problem);
+      if (!no_rows) return;
+    }
     const auto lie_one_behind_the_other = [&](const index_type* stride) {
       return g.rank == 0 || (g.rank == 1 && stride[0] == columns);
     };
@@ -338,8 +379,6 @@ struct QuadPerRow {
     const bool fours = columns % 4 == 0 && tile.x != Begin::anywhere && tile.y != Begin::anywhere &&
                        tile.before == 0,
                turns = tile.image_row % 4 == 0, pairs = columns % 4 == 2 && tile.before % 2 == 0;
-    // `reserve` launches over no rows: that loads the kernels for other addresses, too, which a capture could
-    // not do.
     const auto launch_for = [&]<int unit, bool turns>(bool these) {
       if (these || no_rows)
         launch<&quad_per_row_kernel<rounds, tail, unit, turns, Problem>>(exec, problem, tile);
