@@ -3,7 +3,7 @@
 
 /// \file
 /// CUDA kernels that hold a row in registers, and bring it and the operands of its transform by way of shared
-/// memory: rows that are no whole vectors, a warp or a block each.
+/// memory: rows that are no whole vectors, a part of a warp, a warp or a block each.
 
 #ifndef KOKKOSSOFTMAX_STAGEDROWS_HPP
 #define KOKKOSSOFTMAX_STAGEDROWS_HPP

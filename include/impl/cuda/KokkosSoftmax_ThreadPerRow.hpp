@@ -9,8 +9,8 @@
 /// 0.05 and 0.97, 5 0.13 and 0.99, 10 0.26 and 0.97, 16 0.81 and 0.98, 17 0.43 and 0.99, 31 0.69 and 0.99;
 /// bfloat16 2 0.02 and 0.57, 5 0.05 and 0.82, 10 0.12 and 0.92, 15 0.17 and 0.92, 17 0.66 and 0.98, 31 0.90
 /// and 0.92; double 2 0.13 and 0.93, 5 0.16 and 0.94, 8 0.57 and 0.89; microseconds in a CUDA graph, float 10
-/// columns: 1 row 1.3 and 1.9, 100000 rows 8.1 and 3.0.) So do, element by element, rows with the same
-/// between all of them.
+/// columns: 1 row 1.3 and 1.9, 100000 rows 8.1 and 3.0.) So do rows with the same between all of them,
+/// element by element, but as vectors where they are such and begin on their boundaries.
 
 #ifndef KOKKOSSOFTMAX_THREADPERROW_HPP
 #define KOKKOSSOFTMAX_THREADPERROW_HPP
@@ -351,8 +351,8 @@ __device__ __forceinline__ void for_rows_of_thread(const Problem& problem, const
 }
 
 /// Blocks for whose registers there must be room, where the compiler would take more. (One H200, without it
-/// and with it: float 26 columns 0.97 and 0.99, double 8 0.74 and 0.84; but float 30 0.99
-/// and, with five, 0.85.)
+/// and with it: float 26 columns 0.97 and 0.99, double 8 0.74 and 0.84; but float 30 0.99 and, with five,
+/// 0.85.)
 template <class Problem>
 constexpr int thread_per_row_blocks(int columns, bool exact) {
   if (sizeof(typename Problem::Acc) == 8) return columns > 6 ? 4 : 1;
