@@ -100,7 +100,8 @@ void sweep() {
         const bool is_long = plan.reads_twice;
         plan.slice_columns = bytes / static_cast<int>(sizeof(T));
         plan.slices = (columns + plan.slice_columns - 1) / plan.slice_columns;
-        plan.runs = ReductionPlan::runs_of(plan.slices, row_bytes, ks::impl::parks_slices<Problem>);
+        plan.runs = ReductionPlan::runs_of(plan.slices, row_bytes, ks::impl::parks_slices<Problem>,
+                                           static_cast<index_type>(sizeof(T)));
         plan.reads_twice = is_long || (part >= 0 && part < 1);
         if ((plan.reads_twice && plan.slices == 1) || (part < 0 && !is_long)) {
           std::printf("  %9s", "");

@@ -179,16 +179,23 @@ TEST_F(CudaSlicedRows, Bfloat16RowsGiveTheSameBitsAnywhere) {
 TEST_F(CudaSlicedRows, HalfRowsGiveTheSameBitsAnywhere) {
   check_same_bits<half_t>({3, 8191, 16386, 32769, 50257, 128256, 151643});
 }
+// Of up to 32 slices a lane has one, of up to 224 two warps take turns at them, of more than 128 they come in
+// runs.
 TEST_F(CudaSlicedRows, DoubleRowsGiveTheSameBitsAnywhere) {
-  check_same_bits<double>({5, 511, 513, 2049, 4097, 8193, 12289, 50257, 393215, 1572865});
+  check_same_bits<double>({5,      511,    513,    2049,   4097,   8193,   9217,   12289,  14001,
+                           16384,  16385,  24577,  50257,  65536,  65537,  131072, 131073, 200001,
+                           262144, 262145, 393215, 524289, 700001, 917505, 921601, 1572865});
 }
 
 // The slices of logsumexp come some at a time, of one row or of several: as many rows as leave any rest.
 template <class T>
 void check_logsumexp_of_rows(std::initializer_list<std::int64_t> lengths) {
   const Exec exec;
-  constexpr std::int64_t most_rows = 530, rows_of_split = 6;
+  constexpr std::int64_t most_rows = 530;
   for (const std::int64_t columns : lengths) {
+    // (As many as split_rows takes.)
+    const std::int64_t slices = ks::impl::ReductionPlan::of<T>(columns, std::is_same_v<T, float>).slices,
+                       rows_of_split = slices > 20 ? 2 : 6;
     const Memory<T> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), most_rows * columns),
         lse("lse", most_rows + 1), expected("expected", most_rows + rows_of_split);
     fill(exec, x.data(), most_rows, columns);
@@ -214,7 +221,7 @@ void check_logsumexp_of_rows(std::initializer_list<std::int64_t> lengths) {
 TEST_F(CudaSlicedRows, LogsumexpOfAnyNumberOfRows) {
   check_logsumexp_of_rows<float>({8200, 16386, 40000, 57344, 65536, 131073});
   check_logsumexp_of_rows<bhalf_t>({16386, 33000, 131072});
-  check_logsumexp_of_rows<double>({16385, 40001});
+  check_logsumexp_of_rows<double>({9217, 16385, 40001, 131073, 200001});
 }
 
 // How the values of an operand lie: those of a row side by side or not, one row or one column for all.
@@ -679,23 +686,25 @@ TEST_F(CudaSlicedRows, RowsOf16BitsWithMaskAmongFactors) {
 }
 
 // x of a few rows against the reference; y has as many elements.
+template <class T>
 void expect_right(Operation operation, std::int64_t rows, std::int64_t columns,
                   const std::vector<double>& logits, const char* kernel) {
+  constexpr Scalar scalar = std::is_same_v<T, double> ? Scalar::float64 : Scalar::float32;
   Case c;
   c.extents = {rows, columns};
   c.logits = logits;
   const Exec exec;
-  Buffer<Exec> x(Scalar::float32, reference::right(c.extents), &c.logits);
+  Buffer<Exec> x(scalar, reference::right(c.extents), &c.logits);
   const bool reduces = operation == Operation::logsumexp;
-  Buffer<Exec> y(Scalar::float32, reduces ? Layout{{rows}, {1}} : reference::right(c.extents));
+  Buffer<Exec> y(scalar, reduces ? Layout{{rows}, {1}} : reference::right(c.extents));
   const ks::ScopedImplementation forced(kernel);
   try {
     if (reduces) {
-      ks::logsumexp(exec, x.template view<const float, 2>(), y.template view<float, 1>());
+      ks::logsumexp(exec, x.template view<const T, 2>(), y.template view<T, 1>());
     } else if (operation == Operation::softmax) {
-      ks::softmax(exec, x.template view<const float, 2>(), y.template view<float, 2>());
+      ks::softmax(exec, x.template view<const T, 2>(), y.template view<T, 2>());
     } else {
-      ks::log_softmax(exec, x.template view<const float, 2>(), y.template view<float, 2>());
+      ks::log_softmax(exec, x.template view<const T, 2>(), y.template view<T, 2>());
     }
   } catch (const std::invalid_argument&) {
     return;
@@ -703,14 +712,14 @@ void expect_right(Operation operation, std::int64_t rows, std::int64_t columns,
   exec.fence();
   y.download();
   std::string report;
-  EXPECT_TRUE(reference::agrees({operation, Scalar::float32, Scalar::float32, c.extents, 1, c.logits, {}},
-                                y.layout(), y.host(), report))
-      << kernel << ", " << columns << " columns: " << report;
+  EXPECT_TRUE(reference::agrees({operation, scalar, scalar, c.extents, 1, c.logits, {}}, y.layout(), y.host(),
+                                report))
+      << kernel << ' ' << ks::scalar_name<T>() << ", " << columns << " columns: " << report;
 }
 
 TEST_F(CudaSlicedRows, RunsOfMinusInfinityNaNAndInfinity) {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
-  for (const std::int64_t columns : {8192, 20000, 65536, 131075}) {
+  for (const std::int64_t columns : {8192, 20000, 65536, 131075, 200001}) {
     // A slice, a warp's share and more of -inf; all of a row; NaN, +inf and both in one place each.
     std::vector<double> logits = random_values(Scalar::float32, 7 * columns, -9, 9, columns);
     const auto row = [&](std::int64_t r) { return logits.begin() + r * columns; };
@@ -724,7 +733,10 @@ TEST_F(CudaSlicedRows, RunsOfMinusInfinityNaNAndInfinity) {
     for (std::int64_t i = 0; i < columns; ++i)
       *(row(6) + i) = static_cast<float>(*(row(6) + i) * (i % 2 ? 1e6 : -1e4));
     for (const auto operation : operations) {
-      for (const char* kernel : kernels) expect_right(operation, 7, columns, logits, kernel);
+      for (const char* kernel : kernels) {
+        expect_right<float>(operation, 7, columns, logits, kernel);
+        expect_right<double>(operation, 7, columns, logits, kernel);
+      }
     }
   }
 }
@@ -853,7 +865,7 @@ TEST_F(CudaSlicedRows, RowsThatFillMuchOfTheGrid) {
   for (const std::int64_t columns : {2200003, 3000001, 4194304, 5500001, 8388608, 20000003}) {
     constexpr std::int64_t rows = 3;
     const std::vector<double> logits = random_values(Scalar::float32, columns, -9, 9, columns);
-    for (const auto operation : operations) expect_right(operation, 1, columns, logits, kernels[0]);
+    for (const auto operation : operations) expect_right<float>(operation, 1, columns, logits, kernels[0]);
     const Memory<float> x("x", rows * columns), y("y", rows * columns);
     for (const auto operation : {Operation::softmax, Operation::log_softmax}) {
       fill(exec, x.data(), rows, columns);
@@ -926,16 +938,15 @@ TEST_F(CudaSlicedRows, RowsGiveTheSameBitsHoweverMuchIsHeld) {
 }
 
 // Rows whose slices are joined in runs, and those at the limits of that, with runs of -inf, NaN and +inf.
-TEST_F(CudaSlicedRows, RowsWithRunsOfSlices) {
+template <class T>
+void check_rows_with_runs(std::initializer_list<std::int64_t> lengths, bool parks, int expected_with_runs) {
   using ks::impl::ReductionPlan;
   const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
-  constexpr std::int64_t rows = 3, slice = ReductionPlan::usual_slice_bytes / sizeof(float);
+  constexpr std::int64_t rows = 3;
   int with_runs = 0;
-  for (const std::int64_t columns :
-       {128 * slice, 128 * slice + 1, 145 * slice, 159 * slice, 160 * slice, 160 * slice + 1,
-        std::int64_t(4194304), std::int64_t(4194305), std::int64_t(6000001), std::int64_t(9000001)}) {
+  for (const std::int64_t columns : lengths) {
     SCOPED_TRACE(columns);
-    const ReductionPlan plan = ReductionPlan::of<float>(columns, true);
+    const ReductionPlan plan = ReductionPlan::of<T>(columns, parks);
     ASSERT_LE(plan.runs * ReductionPlan::slices_of_run + ReductionPlan::slices_ahead, plan.slices);
     with_runs += plan.runs > 0 ? 1 : 0;
     const std::int64_t run = ReductionPlan::slices_of_run * plan.slice_columns;
@@ -944,9 +955,19 @@ TEST_F(CudaSlicedRows, RowsWithRunsOfSlices) {
     std::fill_n(logits.begin() + columns + run, columns - run, -inf);  // all behind it
     logits[static_cast<std::size_t>(columns + 7)] = 80;
     logits[static_cast<std::size_t>(2 * columns + run / 2)] = columns % 2 == 0 ? nan : inf;
-    for (const auto operation : operations) expect_right(operation, rows, columns, logits, kernels[0]);
+    for (const auto operation : operations) expect_right<T>(operation, rows, columns, logits, kernels[0]);
   }
-  EXPECT_EQ(with_runs, 5);
+  EXPECT_EQ(with_runs, expected_with_runs);
+}
+TEST_F(CudaSlicedRows, RowsWithRunsOfSlices) {
+  constexpr std::int64_t slice = ks::impl::ReductionPlan::usual_slice_bytes / sizeof(float);
+  check_rows_with_runs<float>({128 * slice, 128 * slice + 1, 145 * slice, 159 * slice, 160 * slice,
+                               160 * slice + 1, 4194304, 4194305, 6000001, 9000001},
+                              true, 5);
+  constexpr std::int64_t of_double = slice / 2;
+  check_rows_with_runs<double>({127 * of_double, 129 * of_double, 160 * of_double, 224 * of_double,
+                                225 * of_double + 1, 256 * of_double, 1572865, 3000001},
+                               false, 7);
 }
 
 // Holds multiprocessors for a while.
@@ -959,8 +980,8 @@ __global__ void spin(long long cycles) {
 // Launches of random shapes on two streams of different priority from two host threads, beside a kernel that
 // holds half the multiprocessors now and then. Whether it ends is the test, and whether the results are
 // right.
-TEST_F(CudaSlicedRows, ManyLaunchesOnTwoStreamsBesideOtherWork) {
-  constexpr int launches = 5000;
+template <class T>
+void launch_many_on_two_streams(int launches) {
   int least = 0, greatest = 0;
   EXPECT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   cudaDeviceProp device{};
@@ -971,14 +992,13 @@ TEST_F(CudaSlicedRows, ManyLaunchesOnTwoStreamsBesideOtherWork) {
     EXPECT_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, id ? greatest : least));
     {
       const Exec exec(stream);
-      constexpr std::int64_t most = 1 << 23;
-      const Memory<float> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), most), y("y", most),
+      constexpr std::int64_t most = (1 << 25) / sizeof(T);
+      const Memory<T> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), most), y("y", most),
           expected("expected", most);
       fill(exec, x.data(), 1, most);
       std::mt19937 random(id + 1);
       for (int i = 0; i < launches; ++i) {
-        const auto columns =
-            std::uniform_int_distribution<std::int64_t>(1, 1 << (10 + random() % 14))(random);
+        const auto columns = std::uniform_int_distribution<std::int64_t>(1, most >> (random() % 14))(random);
         const auto rows = std::max<std::int64_t>(1, std::min<std::int64_t>(most / columns, random() % 64));
         const ks::ScopedImplementation forced(kernels[random() % 2]);
         try {
@@ -1006,6 +1026,10 @@ TEST_F(CudaSlicedRows, ManyLaunchesOnTwoStreamsBesideOtherWork) {
   a.join();
   b.join();
   EXPECT_CUDA(cudaStreamDestroy(background));
+}
+TEST_F(CudaSlicedRows, ManyLaunchesOnTwoStreamsBesideOtherWork) {
+  launch_many_on_two_streams<float>(5000);
+  launch_many_on_two_streams<double>(2000);
 }
 
 // Calls that may begin before the one before them has ended read what that one wrote, and write what it read:

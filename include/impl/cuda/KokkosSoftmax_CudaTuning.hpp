@@ -77,10 +77,11 @@ struct ReductionPlan {
   /// columns 0.84 and 0.91, 1.3 M 0.90 and 0.93, 6 M 0.72 and 0.75, 20 M 0.59 and 0.68, with a bias as large
   /// as x 0.58 and 0.65; bfloat16 2.2 M 0.80 and 0.91. But float 1.35 M 0.95 and 0.94, 3 M 0.86 and 0.82, 4.2
   /// M 0.81 and 0.77, and without slices_ahead, so that blocks wait for each other, 1 M 0.96 and 0.87. Where
-  /// registers hold slices, too, 4.2 M 0.92 and 0.88, 5 M 0.89 and 0.86, but 6 M 0.76 and 0.84.)
-  static constexpr index_type runs_of(index_type slices, index_type row_bytes, bool parks) {
-    const bool pays =
-        (slices > slices_at_once && slices <= 160) || row_bytes > (parks ? 22 : 16) * 1024 * 1024;
+  /// registers hold slices, too, 4.2 M 0.92 and 0.88, 5 M 0.89 and 0.86, but 6 M 0.76 and 0.84. Double, of
+  /// which it asks for fewer at once, 700000 columns 0.64 and 0.69, 1 M 0.63 and 0.79, 2 M 0.44 and 0.60.)
+  static constexpr index_type runs_of(index_type slices, index_type row_bytes, bool parks, index_type size) {
+    const bool pays = (slices > slices_at_once && (slices <= 160 || size == 8)) ||
+                      row_bytes > (parks ? 22 : 16) * 1024 * 1024;
     return pays ? std::max<index_type>(0, (slices - slices_ahead) / slices_of_run) : 0;
   }
 
@@ -112,7 +113,7 @@ struct ReductionPlan {
         std::min(ceil_div(ceil_div(columns, wanted), unit) * unit, ceil_div(columns, line) * line);
     const index_type slices = ceil_div(columns, length);
     return {slices, static_cast<int>(length), columns * size > largest_row_bytes_held(parks),
-            runs_of(slices, columns * size, parks)};
+            runs_of(slices, columns * size, parks, size)};
   }
 };
 

@@ -30,11 +30,11 @@ struct PartialSoftmax {
     const bool raises = other.max > max;
     PartialSoftmax small = raises ? *this : other;
     if (raises) *this = other;
-    small.sum.scale(exp_of_difference(small.max - max));
+    small.sum.scale(exp_between_maxima(small.max - max));
     sum.join(small.sum);
   }
-  __device__ PartialSoftmax from_lane_xor(int mask) const {
-    return {__shfl_xor_sync(0xffffffffu, max, mask), sum.from_lane_xor(mask)};
+  __device__ PartialSoftmax from_lane(int lane) const {
+    return {__shfl_sync(0xffffffffu, max, lane), sum.from_lane(lane)};
   }
 };
 

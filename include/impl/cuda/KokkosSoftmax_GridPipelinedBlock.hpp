@@ -93,6 +93,16 @@ struct GridPipelinedBlock {
   __host__ __device__ static int turn_of(const GridPipelinedShape& shape) {
     return parks ? shape.slots + GridPipelinedShape::parked : shape.slots;
   }
+  static constexpr int most_collectors = GridPipelinedShape::most_collectors<Problem>;
+  /// Which collector this is of the warps behind publishers and finishers: the second is the first one, those
+  /// behind the fourth are the others; below 0 for the rest.
+  __device__ static int collector_of(int warp) {
+    return warp == 1 ? 0 : most_collectors > 1 && warp > 3 ? warp - 3 : -1;
+  }
+  __device__ int collectors() const {
+    if constexpr (most_collectors > 1) return shape.collectors;
+    return 1;
+  }
   __device__ bool operands_stay() const {
     if constexpr (stages_operands<Problem> && !shares) return shape.operands_stay;
     return false;
@@ -273,7 +283,7 @@ struct GridPipelinedBlock {
       workspace.header->next_ticket = 0;
       workspace.end_launch(epoch);
     }
-    for (int party = 0; party < shape.parties; ++party) {
+    for (int i = 0; i < max(shape.parties, collectors()); ++i) {
       mbarrier_wait_parity(&ring[at.slot].empty, at.parity);
       ring[at.slot].slice.use = SliceUse::end;
       mbarrier_arrive(&ring[at.slot].full);
@@ -405,7 +415,7 @@ struct GridPipelinedBlock {
     use(transform);
   }
 
-  /// One warp. What it takes for a slice, one way to the words and back through L2 and what has to be done
+  /// A warp. What it takes for a slice, one way to the words and back through L2 and what has to be done
   /// then, is waited for by all, slice after slice: it paces the block, at about the speed of memory. (One
   /// H200, 65536 columns of float: a slice in 2.03 us, of which the collector 1.79, 0.969 of a copy; with a
   /// chain of instructions longer by four words that are not there 0.88. But two collectors that take turns
@@ -413,10 +423,11 @@ struct GridPipelinedBlock {
   /// they can get in the way of each other and of the writes. Words that were asked for before they are there
   /// cost a way each: with 8 and 16 at once 4 M columns have 0.69 and 0.60 for 0.81, with one asked for as
   /// soon as one is used 0.63. No difference: a warp before all others in place of one behind them.)
-  __device__ void collect() const {
+  /// (Those who take turns each see slots that are as many apart.)
+  __device__ void collect(int number) const {
     index_type have = -1;
     SlicedRowResult<Problem> result{};
-    for (RingCursor at;; at.advance(turn())) {
+    for (RingCursor at{number, 0};; at.advance(turn(), collectors())) {
       mbarrier_wait_parity(&ring[at.slot].full, at.parity);
       const SliceInSlot<Problem>& in = ring[at.slot].slice;
       const SliceUse use = in.use;
@@ -476,13 +487,35 @@ struct GridPipelinedBlock {
     mine.advance(turn(), min(slice, slices - 1));
     GridPipelinedSlot<Problem>& held = ring[mine.slot];
     auto total = PartialSoftmax<Acc>::none();
-    if (slice < slices) total = join_shares<Acc>([&](int share) { return held.of_warp[share]; });
+    if constexpr (sizeof(Acc) == 8) {
+      total = join_shares_in_slots(first, slices, slice);
+    } else if (slice < slices) {
+      total = join_shares<Acc>([&](int share) { return held.of_warp[share]; });
+    }
     const SlicedRowResult<Problem> result(problem.operation, join_lanes_of_slices(total, slices));
     if (lane >= slices) return;
     held.of_row = result;
     if (lane == 0 && !writes_rows()) *held.slice.y = store_as<Out>(result.logsumexp());
     mbarrier_arrive(&held.empty);
     let_finish(held);
+  }
+
+  /// The result of this lane's slice, of some that begin in a slot, from its shares, each joined by as many
+  /// lanes as it has shares: one lane would be at eight exponentials of a double for long.
+  __device__ PartialSoftmax<Acc> join_shares_in_slots(RingCursor first, int slices, int slice) const {
+    constexpr int at_once = 32 / warps_of_group;
+    auto of_slice = PartialSoftmax<Acc>::none();
+    for (int begin = 0; begin < slices; begin += at_once) {
+      RingCursor at = first;
+      at.advance(turn(), min(lane / warps_of_group, slices - 1 - begin));
+      const PartialSoftmax<Acc> joined =
+          join_lanes<warps_of_group>(ring[at.slot].of_warp[lane % warps_of_group]);
+      const int place = min(max(slice - begin, 0), at_once - 1);
+      const PartialSoftmax<Acc> mine = joined.from_lane(place * warps_of_group);
+      if (slice == begin + place && slice < slices) of_slice = mine;
+      first.advance(turn(), at_once);
+    }
+    return of_slice;
   }
 
   /// A warp of a group of publishers.
@@ -569,7 +602,8 @@ struct GridPipelinedBlock {
       constexpr bool is_mask = !is_identity && only_drops<typename Problem::Transform>;
       // (One that takes parts at once looks up what to do for all of them.)
       constexpr bool is_held = transforms_held_logits<std::remove_cvref_t<decltype(transform_row)>>;
-      constexpr int at_once = sizeof(Acc) == 8 ? 2 : Part::unit == 2 && !is_identity ? 1 : is_mask ? 2 : 4;
+      constexpr bool is_transformed_double = sizeof(Acc) == 8 && !is_identity;
+      constexpr int at_once = Part::unit == 2 && !is_identity ? 1 : is_mask || is_transformed_double ? 2 : 4;
       const auto some = [&](int begin, auto count, auto whole, auto looks) {
         SomePart part[decltype(count)::value];
         if constexpr (is_held) {
@@ -890,7 +924,7 @@ struct GridPipelinedBlock {
     if (run >= shape.runs) return;
     static_assert(ReductionPlan::slices_of_run == 32);
     const PartialSoftmax<Acc> of_run =
-        join_lanes_of_slices(wait_for(words_of(position) + run * 32 + lane, tag()), 32);
+        join_lanes_of_slices(wait_for_each(words_of(position) + run * 32 + lane, tag(), true), 32);
     if (lane == 0) PartialWords<Acc>::publish(run_words_of(position) + run, of_run, tag());
   }
 

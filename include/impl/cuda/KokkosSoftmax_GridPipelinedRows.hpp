@@ -9,7 +9,9 @@
 ///   publishers    (8 warps, or 16 that take turns) reduce a slice to a (max, sum) for each of 8 shares, in
 ///                 two passes (a long transform of 16 bits, with all of a share in registers, in one);
 ///   an announcer  (1 warp) joins these, one word in global memory, and of long rows runs of slices, too;
-///   a collector   (1 warp) waits for the words of a slot's row and joins them;
+///   a collector   (1 warp, of some rows of doubles 2 that take turns) waits for the words of a slot's row
+///   and
+///                 joins them;
 ///   finishers     (8 warps) turn the slot's slice into exp(x - max) / sum, in place;
 ///   a storer      (1 thread) starts the bulk copy of the slot to y. When it is read, the slot is free.
 /// None of them waits for a later one, so the way through L2 and the reduction of one slice are hidden behind
@@ -94,6 +96,10 @@ inline constexpr int groups_of_publishers = [] {
   return fits && (operands_of<Transform> == 0 || is_masked_product<Transform>) ? 2 : 1;
 }();
 
+template <class Problem, RingFor kind>
+inline constexpr int threads_of = GridPipelinedShape::threads(groups_of_publishers<Problem, kind>,
+                                                              GridPipelinedShape::most_collectors<Problem>);
+
 /// setmaxnreg exists for compute capability 9.0a alone.
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 inline constexpr bool has_setmaxnreg = false;
@@ -176,8 +182,9 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
         block.produce();
       }
     }
-  } else if (warp == publishers + warps_of_group + 1) {
-    block.collect();
+  } else if (const int collector = OfBlock::collector_of(warp - publishers - warps_of_group);
+             collector >= 0) {
+    if (collector < block.collectors()) block.collect(collector);
   } else if (warp == publishers + warps_of_group + 2) {
     block.announce();
   } else if (finishes && !parks && block.lane == 0) {
@@ -187,7 +194,7 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
 
 /// That of parked slices has no body where setmaxnreg is missing.
 template <class Problem, RingFor kind>
-__global__ void __launch_bounds__(GridPipelinedShape::threads(groups_of_publishers<Problem, kind>), 1)
+__global__ void __launch_bounds__(threads_of<Problem, kind>, 1)
     grid_pipelined_rows_kernel(const __grid_constant__ Problem problem,
                                const __grid_constant__ GridPipelinedShape shape,
                                const __grid_constant__ CudaWorkspace workspace) {
@@ -235,6 +242,7 @@ struct GridPipelinedRows {
     shape.parties =
         groups_of_publishers<Problem, RingFor::any_rows> +
         (problem.operation == Operation::logsumexp && !GridPipelinedBlock<Problem>::holds_shares ? 1 : 0);
+    shape.collectors = GridPipelinedShape::collectors_for<Problem>(plan.slices);
     const int slot_bytes = shape.slot_bytes + known_bytes;
     shape.slots = std::min({slots, device.shared_bytes / slot_bytes, GridPipelinedShape::most_slots});
     const auto capacity = [&] { return static_cast<index_type>(device.multiprocessors) * shape.slots; };
@@ -265,7 +273,7 @@ struct GridPipelinedRows {
     }
     shape.most_copies =
         std::max(1, std::min(std::max(copies, copies * ReductionPlan::usual_slice_bytes / shape.slot_bytes),
-                             shape.slots - shape.parties));
+                             shape.slots - std::max(shape.parties, shape.collectors)));
     if constexpr (GridPipelinedBlock<Problem>::may_drop_ends)
       shape.drops_ends = impl::drops_ends(problem.transform, problem.geometry.columns);
     shape.draws_early = problem.operation != Operation::logsumexp &&
@@ -273,9 +281,10 @@ struct GridPipelinedRows {
     constexpr bool only_copies =
         !has_transform || (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
     const bool ring_has_two = plan.slices <= shape.slots / 2;
-    shape.collects_slice_each = plan.slices <= 32 && (!has_whole_lines || !only_copies ||
-                                                      (operands_of<typename Problem::Transform> == 0 &&
-                                                       (sizeof(In) == 2 || plan.slices > 8 || ring_has_two)));
+    shape.collects_slice_each =
+        plan.slices <= 32 && (waits_by_warp<typename Problem::Acc> || !has_whole_lines || !only_copies ||
+                              (operands_of<typename Problem::Transform> == 0 &&
+                               (sizeof(In) == 2 || plan.slices > 8 || ring_has_two)));
     shape.all_slices = problem.geometry.rows * plan.slices + (shape.rereads ? shape.slices_reread : 0);
     // So that a block has one of these rows in its ring while another one comes.
     shape.whole_rows = !shape.rereads && ring_has_two &&
@@ -338,6 +347,7 @@ struct GridPipelinedRows {
         plan.slices > GridPipelinedShape::most_slices_parked(capacity))
       return false;
     shape.parties = groups_of_publishers<Problem, RingFor::parked_slices>;
+    shape.collectors = 1;
     shape.rereads = true;  // (none of its slices, as it turns out)
     shape.most_copies = GridPipelinedShape::most_copies_of_held_rows;
     shape.slices_a_ticket = 1;
@@ -354,7 +364,10 @@ struct GridPipelinedRows {
                                      bool has_whole_lines) {
     GridPipelinedShape shape{};
     shape.slices = plan.slices;
-    shape.runs = plan.runs;
+    // (Who announces runs takes as long for a slice of doubles as memory does where none is written. One
+    // H200, a fraction of half a copy, logsumexp of 2 M columns with runs and without: 0.46 and 0.60.)
+    const bool is_slow = waits_by_warp<typename Problem::Acc> && problem.operation == Operation::logsumexp;
+    shape.runs = is_slow ? 0 : plan.runs;
     shape.slice_columns = plan.slice_columns;
     // A slice that starts within a line ends within one more.
     shape.slot_bytes = plan.slice_columns * static_cast<int>(sizeof(typename Problem::In)) +
@@ -372,7 +385,7 @@ struct GridPipelinedRows {
                             static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
       launch_cooperatively(exec, &grid_pipelined_rows_kernel<Problem, kind>, device.multiprocessors,
-                           GridPipelinedShape::threads(groups_of_publishers<Problem, kind>),
+                           threads_of<Problem, kind>,
                            static_cast<std::size_t>(shape.bytes_of_slots() + known_bytes), problem, shape,
                            CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
     });
@@ -486,8 +499,7 @@ struct GridPipelinedRows {
   template <class Problem, RingFor kind = RingFor::any_rows>
   static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
     return cooperative_limits(&grid_pipelined_rows_kernel<Problem, kind>, exec.cuda_device(),
-                              GridPipelinedShape::threads(groups_of_publishers<Problem, kind>),
-                              CooperativeLimits::all_shared);
+                              threads_of<Problem, kind>, CooperativeLimits::all_shared);
   }
 };
 

@@ -26,7 +26,19 @@ struct GridPipelinedShape {
   static constexpr int most_slots = 12;
   static constexpr int warps_of_group = ReductionPlan::shares;
   static constexpr int finishing_threads = ReductionPlan::threads;
-  static constexpr int threads(int groups) { return ((groups + 1) * warps_of_group + 4) * 32; }
+  static constexpr int threads(int groups, int collectors = 1) {
+    return ((groups + 1) * warps_of_group + 3 + collectors) * 32;
+  }
+  /// Warps that collect, at most, and of rows of so many slices. Of doubles what a lane has of several slices
+  /// takes it longer than memory takes for a slice; longer rows have their slices in runs. (One H200,
+  /// fractions of a copy, one and two: 131073 columns 0.69 and 0.82, 393216 0.69 and 0.855, 600000 0.64 and
+  /// 0.83, 800000 0.745 and 0.81, but 1 M 0.79 and 0.76; of up to 32 slices 0.95 and 0.90.)
+  template <class Problem>
+  static constexpr int most_collectors = sizeof(typename Problem::Acc) == 8 ? 2 : 1;
+  template <class Problem>
+  static constexpr int collectors_for(index_type slices) {
+    return slices > 32 && slices <= 7 * 32 ? most_collectors<Problem> : 1;
+  }
   static constexpr int line = 128;  ///< bytes: what lies in a line of memory lies in a line of its slot
   static constexpr int copy_alignment = 16;
 
@@ -165,6 +177,7 @@ struct GridPipelinedShape {
   /// two phases behind: what it waits for begins when copies to the slots of the turn before have long
   /// arrived.
   int parties;
+  int collectors;  ///< likewise
   /// Whether rows may be read twice.
   bool rereads;
   /// Whether a ticket is drawn while the slot's last results are still being copied from it, which takes

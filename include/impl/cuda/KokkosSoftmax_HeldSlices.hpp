@@ -286,8 +286,8 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
     // (Of logsumexp the block with a row's first slice alone has something to write.)
     if (!writes_rows && slice.index != 0) return;
     const auto* const words = words_of(slice);
-    const PartialSoftmax<Acc> total =
-        join_slices<Acc>(call.slices, lane, [&](index_type other) { return wait_for(words + other, tag()); });
+    const PartialSoftmax<Acc> total = join_slices<Acc>(
+        call.slices, lane, [&](index_type other, bool) { return wait_for(words + other, tag()); });
     if (lane == 0) {
       results[i] = {call.operation, total};
       mbarrier_arrive(&known[i]);

@@ -76,6 +76,14 @@ struct ExponentialBelow<double> {
   using Exp = VectorExp<double>;
 };
 
+/// exp(x) of the difference of two maxima, neither infinite nor NaN, the larger one subtracted.
+__device__ inline float exp_between_maxima(float x) {
+  return exp_of_difference(x);
+}
+__device__ inline double exp_between_maxima(double x) {
+  return ExponentialBelow<double>(0)(x);
+}
+
 /// By CUDA's exp, which has a branch.
 struct BranchingExponentialBelow : ExponentialBelow<double> {
   using ExponentialBelow<double>::ExponentialBelow;
@@ -198,6 +206,7 @@ struct ExactSum<float> {
   __device__ void join(const ExactSum& other) { sum += other.sum; }
   __device__ void scale(float factor) { sum *= factor; }
   __device__ ExactSum from_lane_xor(int mask) const { return {__shfl_xor_sync(0xffffffffu, sum, mask)}; }
+  __device__ ExactSum from_lane(int lane) const { return {__shfl_sync(0xffffffffu, sum, lane)}; }
   __device__ float rounded() const { return static_cast<float>(sum); }
 };
 
@@ -218,6 +227,9 @@ struct ExactSum<double> {
   }
   __device__ ExactSum from_lane_xor(int mask) const {
     return {__shfl_xor_sync(0xffffffffu, sum, mask), __shfl_xor_sync(0xffffffffu, low, mask)};
+  }
+  __device__ ExactSum from_lane(int lane) const {
+    return {__shfl_sync(0xffffffffu, sum, lane), __shfl_sync(0xffffffffu, low, lane)};
   }
   __device__ double rounded() const { return low == low ? sum + low : sum; }
 };

@@ -19,12 +19,15 @@ __device__ inline float maximum_of_warp(float value) {
   return from_integer_order(redux_max(in_integer_order(value)));
 }
 __device__ inline double maximum_of_warp(double value) {
-#pragma unroll
-  for (int mask = 1; mask < 32; mask *= 2) {
-    const double other = __shfl_xor_sync(0xffffffffu, value, mask);
-    value = maximum_or_nan(value, other);
-  }
-  return value;
+  // As an integer of the same order, the higher word first. (By shuffles a lane would wait five times.)
+  constexpr int lowest = -0x7fffffff - 1;
+  if (value != value) value = nan_v<double>;  // above all else, the sign too
+  const int sign = __double2hiint(value) >> 31;
+  const int high = __double2hiint(value) ^ (sign & 0x7fffffff), low = __double2loint(value) ^ sign ^ lowest;
+  const int max_high = redux_max(high);
+  const int max_low = redux_max(high == max_high ? low : lowest);
+  const int max_sign = max_high >> 31;
+  return __hiloint2double(max_high ^ (max_sign & 0x7fffffff), max_low ^ lowest ^ max_sign);
 }
 
 /// The sum of a share's exponentials, each below 1.1. For float in fixed point: the same whoever adds what in
@@ -462,7 +465,7 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
 
   /// What the exponentials of a share are multiplied by, uncorrected as they were kept.
   __device__ Acc factor_of_share(Acc max_of_share) const {
-    return exp_of_difference(max_of_share - this->max) * this->factor *
+    return exp_between_maxima(max_of_share - this->max) * this->factor *
            ExponentialBelow<Acc>(max_of_share).correction;
   }
 };
@@ -532,7 +535,7 @@ __device__ PartialSoftmax<Acc> join_lanes(PartialSoftmax<Acc> partial) {
     const Acc other = __shfl_xor_sync(0xffffffffu, max, mask);
     max = Kokkos::fmax(max, other);
   }
-  partial.sum.scale(exp_of_difference(partial.max - max));
+  partial.sum.scale(exp_between_maxima(partial.max - max));
   partial.max = max;
 #pragma unroll
   for (int mask = 1; mask < lanes; mask *= 2) partial.sum.join(partial.sum.from_lane_xor(mask));
@@ -543,7 +546,7 @@ __device__ PartialSoftmax<Acc> join_lanes(PartialSoftmax<Acc> partial) {
 template <class Acc>
 __device__ PartialSoftmax<Acc> join_lanes_of_slices(PartialSoftmax<Acc> partial, index_type slices) {
   const Acc max = maximum_of_warp(partial.max);
-  partial.sum.scale(exp_of_difference(partial.max - max));
+  partial.sum.scale(exp_between_maxima(partial.max - max));
   partial.max = max;
 #pragma unroll
   for (int mask = 1; mask < 16; mask *= 2) partial.sum.join(partial.sum.from_lane_xor(mask));
@@ -556,14 +559,60 @@ __device__ inline int lanes_of_slices(index_type slices) {
   return slices <= 16 ? 16 : 32;
 }
 
+/// Whether the lanes of a warp that wait for words in memory go on together when all have come, and join what
+/// they have of a row's slices at once. Behind a loop that lanes leave one by one nvcc has another way to the
+/// function's end, on which each shuffle takes some hundred cycles, and of double there are many. (One H200,
+/// fractions of a copy, one by one and so: double 16384 columns 0.83 and 0.96, 50257 0.80 and 0.91, 98304
+/// 0.77 and 0.96. But float 50257 columns 0.966 and 0.955, 1 M 0.963 and 0.930, 3 M 0.912 and 0.797, bfloat16
+/// 3 M 0.938 and 0.892: it is then that words are asked for too early.)
+template <class Acc>
+inline constexpr bool waits_by_warp = sizeof(Acc) == 8;
+
+/// Waits, all lanes together, for what is `missing`: `load` asks for a lane's once more and says whether it
+/// has come.
+template <class Load>
+__device__ __forceinline__ void wait_by_warp(bool missing, const Load& load) {
+  while (__any_sync(0xffffffffu, missing)) {
+    if (missing) missing = !load();
+  }
+}
+
+/// Joins what a lane has of some slices. The exponentials do not wait for each other.
+template <int count, class Acc>
+__device__ PartialSoftmax<Acc> join_at_once(const PartialSoftmax<Acc> (&some)[count]) {
+  PartialSoftmax<Acc> total = some[0];
+#pragma unroll
+  for (int i = 1; i < count; ++i) total.max = Kokkos::fmax(total.max, some[i].max);
+  total.sum.scale(exp_between_maxima(some[0].max - total.max));
+#pragma unroll
+  for (int i = 1; i < count; ++i) {
+    ExactSum<Acc> sum = some[i].sum;
+    sum.scale(exp_between_maxima(some[i].max - total.max));
+    total.sum.join(sum);
+  }
+  return total;
+}
+
 /// The result of a row from those of its slices, by one warp, in all lanes of it: lane l takes slices l, l +
-/// 32, ... `get(slice)` gives a slice's.
-template <class Acc, class Get>
+/// 32, ... `get(slice, exists)` gives a slice's. Where lanes wait together it is called for slices that do
+/// not exist, too, and there are at most so many.
+template <class Acc, int most_slices = 32, class Get>
 __device__ PartialSoftmax<Acc> join_slices(index_type slices, int lane, const Get& get) {
   const int lanes = lanes_of_slices(slices);
   index_type slice = lane % lanes;
-  PartialSoftmax<Acc> total = slice < slices ? get(slice) : PartialSoftmax<Acc>::none();
-  for (slice += 32; slice < slices; slice += 32) total.join(get(slice));
+  PartialSoftmax<Acc> total;
+  if constexpr (waits_by_warp<Acc>) {
+    PartialSoftmax<Acc> some[most_slices / 32];
+#pragma unroll
+    for (int i = 0; i < most_slices / 32; ++i) {
+      some[i] = PartialSoftmax<Acc>::none();
+      if (i * 32 < slices) some[i] = get(slice + i * 32, slice + i * 32 < slices);
+    }
+    total = join_at_once(some);
+  } else {
+    total = slice < slices ? get(slice, true) : PartialSoftmax<Acc>::none();
+    for (slice += 32; slice < slices; slice += 32) total.join(get(slice, true));
+  }
   return join_lanes_of_slices(total, slices);
 }
 
@@ -577,6 +626,72 @@ __device__ PartialSoftmax<Acc> wait_for(const PartialWords<Acc>* from, std::uint
   return word.value();
 }
 
+/// The same of a word for each lane of a warp that has one.
+template <class Acc>
+__device__ PartialSoftmax<Acc> wait_for_each(const PartialWords<Acc>* from, std::uint32_t tag, bool has_one) {
+  PartialSoftmax<Acc> mine = PartialSoftmax<Acc>::none();
+  if constexpr (waits_by_warp<Acc>) {
+    PartialWords<Acc> word;
+    wait_by_warp(has_one, [&] {
+      word = PartialWords<Acc>::load(from);
+      return word.is_of(tag);
+    });
+    if (has_one) mine = word.value();
+  } else if (has_one) {
+    mine = wait_for(from, tag);
+  }
+  return mine;
+}
+
+/// As collect_slices, where lanes wait together. (Of two slices of a lane at once: four take more registers
+/// than there are in a kernel's other warps. One H200, fractions of a copy, four and two: double 65536
+/// columns 0.935 and 0.955, 393216 0.81 and 0.855.)
+template <bool has_runs, class Acc>
+__device__ PartialSoftmax<Acc> collect_slices_by_warp(const PartialWords<Acc>* words, index_type slices,
+                                                      std::uint32_t tag, int lane,
+                                                      const PartialWords<Acc>* run_words, index_type runs) {
+  constexpr int at_once = 2;
+  PartialSoftmax<Acc> have = PartialSoftmax<Acc>::none();
+  if constexpr (has_runs) {
+#pragma unroll 1
+    for (index_type run = 0; run < runs; run += 32)
+      have.join(wait_for_each(run_words + run + lane, tag, run + lane < runs));
+  }
+  const int slice = lane % lanes_of_slices(slices);
+#pragma unroll 1
+  for (index_type first = runs * ReductionPlan::slices_of_run; first < slices; first += 32 * at_once) {
+    const index_type left = slices - first;
+    PartialWords<Acc> of[at_once];
+    bool missing[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) missing[i] = slice + i * 32 < left;
+    // All that are missing at once: one after the other, each would take a way to L2 and back.
+    wait_by_warp(missing[0], [&] {
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        if (missing[i]) of[i] = PartialWords<Acc>::load(words + first + slice + i * 32);
+      }
+      bool complete = true;
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        missing[i] = missing[i] && !of[i].is_of(tag);
+        complete = complete && !missing[i];
+      }
+      return complete;
+    });
+    PartialSoftmax<Acc> some[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i)
+      some[i] = slice + i * 32 < left ? of[i].value() : PartialSoftmax<Acc>::none();
+    if (first == 0) {
+      have = join_at_once(some);
+    } else {
+      have.join(join_at_once(some));
+    }
+  }
+  return join_lanes_of_slices(have, slices);
+}
+
 /// The same from words in memory, waiting for those that are not there yet; where a row has runs of slices,
 /// from theirs and those of the slices behind them.
 template <bool has_runs, class Acc>
@@ -584,6 +699,8 @@ __device__ PartialSoftmax<Acc> collect_slices(const PartialWords<Acc>* words, in
                                               std::uint32_t tag, int lane,
                                               const PartialWords<Acc>* run_words = nullptr,
                                               index_type runs = 0) {
+  if constexpr (waits_by_warp<Acc>)
+    return collect_slices_by_warp<has_runs>(words, slices, tag, lane, run_words, runs);
   constexpr int at_once = ReductionPlan::slices_at_once / 32;
   PartialSoftmax<Acc> have = PartialSoftmax<Acc>::none();
   index_type first = lane % lanes_of_slices(slices);
@@ -636,9 +753,7 @@ template <class Acc>
 __device__ PartialSoftmax<Acc> collect_slice_each(const PartialWords<Acc>* words, index_type slices,
                                                   std::uint32_t tag, int lane) {
   const index_type slice = lane % lanes_of_slices(slices);
-  PartialSoftmax<Acc> mine = PartialSoftmax<Acc>::none();
-  if (slice < slices) mine = wait_for(words + slice, tag);
-  return join_lanes_of_slices(mine, slices);
+  return join_lanes_of_slices(wait_for_each(words + slice, tag, slice < slices), slices);
 }
 
 /// A slice from its shares in one lane, as join_lanes<shares> does it in several. `get(share)` gives a
@@ -654,7 +769,7 @@ __device__ PartialSoftmax<Acc> join_shares(const Get& get) {
     max = Kokkos::fmax(max, of[i].max);
   }
 #pragma unroll
-  for (int i = 0; i < shares; ++i) of[i].sum.scale(exp_of_difference(of[i].max - max));
+  for (int i = 0; i < shares; ++i) of[i].sum.scale(exp_between_maxima(of[i].max - max));
 #pragma unroll
   for (int mask = 1; mask < shares; mask *= 2) {
 #pragma unroll
@@ -664,19 +779,27 @@ __device__ PartialSoftmax<Acc> join_shares(const Get& get) {
   return of[0];
 }
 
-/// The same from words in memory, which are `stride` apart, waiting for those that are not there yet.
+/// The same from words in memory, which are `stride` apart, waiting for those that are not there yet, where a
+/// lane has some to ask for.
 template <int stride, class Acc>
-__device__ PartialSoftmax<Acc> collect_shares(const PartialWords<Acc>* words, std::uint32_t tag) {
+__device__ PartialSoftmax<Acc> collect_shares(const PartialWords<Acc>* words, std::uint32_t tag, bool exist) {
   constexpr int shares = ReductionPlan::shares;
   PartialWords<Acc> word[shares];
-  bool complete;
-  do {
-    complete = true;
+  const auto load = [&] {
+    bool complete = true;
 #pragma unroll
     for (int i = 0; i < shares; ++i) word[i] = PartialWords<Acc>::load(words + i * stride);
 #pragma unroll
     for (int i = 0; i < shares; ++i) complete = complete && word[i].is_of(tag);
-  } while (!complete);
+    return complete;
+  };
+  if constexpr (waits_by_warp<Acc>) {
+    wait_by_warp(exist, load);
+    if (!exist) return PartialSoftmax<Acc>::none();
+  } else {
+    while (!load()) {
+    }
+  }
   return join_shares<Acc>([&](int share) { return word[share].value(); });
 }
 

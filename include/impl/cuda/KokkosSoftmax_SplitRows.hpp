@@ -132,9 +132,10 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
     }
     // One warp, which then passes it on: the more poll the same words, the longer it takes.
     if (warp == warps - 1) {
-      const PartialSoftmax<Acc> total = join_slices<Acc>(call.slices, lane, [&](index_type i) {
-        return collect_shares<most_slices_of_split_row>(words + i, tag);
-      });
+      const PartialSoftmax<Acc> total =
+          join_slices<Acc, most_slices_of_split_row>(call.slices, lane, [&](index_type i, bool exists) {
+            return collect_shares<most_slices_of_split_row>(words + i, tag, exists);
+          });
       if (lane == 0) shared_result = {call.operation, total};
     }
     __syncthreads();
