@@ -76,8 +76,13 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
     expect_implementation<float>(65537, rows, twice);
     expect_implementation<double>(128, rows, "block_per_tile");
     expect_implementation<double>(129, rows, in_block);
-    expect_implementation<double>(512, rows, in_block, twice);
-    for (const std::int64_t columns : {513, 40000}) expect_implementation<double>(columns, rows, twice);
+    // (256 rows begin on boundaries of 32 bytes, which boxes are for.)
+    const bool by_boxes = rows == 256 && has_grid_pipelined_tiles();
+    expect_implementation<double>(256, rows, in_block);
+    expect_implementation<double>(512, rows, by_boxes ? sliced : in_block, twice);
+    for (const std::int64_t columns : {513, 3584})
+      expect_implementation<double>(columns, rows, by_boxes ? sliced : twice, twice);
+    for (const std::int64_t columns : {3585, 40000}) expect_implementation<double>(columns, rows, twice);
   }
   expect_implementation<float>(5, many_rows(), "block_per_wide_tile");
   expect_implementation<bhalf_t>(5, many_rows() + 1, "block_per_wide_tile");
@@ -344,6 +349,13 @@ TEST(CudaTiles, SameBitsOfSlicedTiles) {
   check_bits_of_sliced_tiles<double, Exec>({129, 300, 512});
 }
 
+// Slices that come as boxes, and others.
+TEST(CudaTiles, RingOfDouble) {
+  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "boxes need compute capability 9.0";
+  check_several_rows<double, double>("grid_pipelined_tiles", {129, 257, 300, 512, 513, 1000, 3584, 4097});
+  check_dimensions_of_several_rows<double>("grid_pipelined_tiles", {257, 600});
+}
+
 // Written by sectors of memory, up to the last rows, of a tile more than there are; and rows that are nowhere
 // neighbours.
 template <class In, class Out>
@@ -393,6 +405,7 @@ TEST(CudaTiles, SameBitsOfTwoPasses) {
   check_bits_of_two_passes<float, Exec>(lengths);
   check_bits_of_two_passes<half_t, Exec>(lengths);
   check_bits_of_two_passes<bhalf_t, Exec>(lengths);
+  check_bits_of_two_passes<double, Exec>({129, 200, 257, 300, 512, 1000, 2049, 3584, 4353, 20001});
 }
 
 TEST(CudaTiles, SameBitsOfClusters) {

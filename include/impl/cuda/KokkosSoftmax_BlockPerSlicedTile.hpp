@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(1024, 1)
   Acc max[1];
   reduce_slice_of_tile<most_slices>(
       mine, problem, place, slice, lane, slot, softmax, max,
-      [&](int row, const PartialSoftmax<Acc>& partial) { partials[slice][row] = partial; });
+      [&](int row, const PartialSoftmax<Acc>& partial) { partials[slice][row] = partial.told(); });
   __syncthreads();
   if (slice == 0 && thread < rows) {
     auto have = PartialSoftmax<Acc>::none();
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(1024, 1)
     join_slices<slices_joined_at_once, 1>(have, [&](unsigned i) {
       return static_cast<int>(i) < slices ? partials[i][thread] : PartialSoftmax<Acc>::none();
     });
-    results[thread] = Result(problem.operation, have);
+    results[thread] = Result(problem.operation, have.told());
   }
   __syncthreads();
   const Result result[1] = {results[lane]};
@@ -152,6 +152,13 @@ struct BlockPerSlicedTile {
                          *several_are_faster = "slices that several blocks have are faster";
     const bool few = slices_of_tiles(problem) <= few_slices,
                by_boxes = GridPipelinedTiles::come_as_boxes(problem, 16);
+    if constexpr (sizeof(typename Problem::In) == 8) {
+      // (One H200, double, grid_pipelined_tiles and this kernel: 257 columns 0.565 and 0.48, 300 0.64 and
+      // 0.53, 512 0.72 and 0.65, but 256 0.715 and 0.80, and where they begin anywhere 300 0.485 and 0.50.)
+      return !few && problem.geometry.rank <= 1 && GridPipelinedTiles::come_as_boxes(problem, 32)
+                 ? boxes_are_faster
+                 : "";
+    }
     // (Float 257 columns 0.74 and 0.85, 512 0.85 and 0.86, 600 0.85 and 0.69, 1000 0.86 both; images of 7 x 7
     // 300 0.54 and 0.62, 1000 0.55 both, of 14 x 14 0.72 and 0.90, 0.82 and 0.70. But 300 columns with a mask
     // as large as x 0.71 and 0.59, and a temperature 0.64 and 0.52, with a factor and a bias 0.60 and 0.63.)

@@ -33,6 +33,8 @@ struct PartialSoftmax {
     small.sum.scale(exp_between_maxima(small.max - max));
     sum.join(small.sum);
   }
+  /// As other blocks are told it (see PartialWords), for kernels that do without and give the same bits.
+  __device__ PartialSoftmax told() const { return {max, sum.told()}; }
   __device__ PartialSoftmax from_lane(int lane) const {
     return {__shfl_sync(0xffffffffu, max, lane), sum.from_lane(lane)};
   }

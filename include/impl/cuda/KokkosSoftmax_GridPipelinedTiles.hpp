@@ -886,12 +886,13 @@ __global__ void __launch_bounds__(TileBlock<Problem>::all_threads(boxes), 2)
 struct GridPipelinedTiles {
   static constexpr const char* name = "grid_pipelined_tiles";
 
-  /// (Of double two_pass_tiles is faster at any length: one H100, fraction of a copy, 300 columns 0.36 and
-  /// 0.50, 1000 0.40 and 0.60, 4096 0.37 and 0.61, 32768 0.30 and 0.64.)
+  /// (Double with a transform was not tried since its exponential has no branch any more.)
   template <class Exec, class Problem>
   static constexpr bool supports = [] {
     if constexpr (sliced_rows_support<Exec, Problem>) {
-      return std::is_same_v<typename Problem::Acc, float>;
+      return std::is_same_v<typename Problem::Acc, float> ||
+             (std::is_same_v<typename Problem::In, double> && std::is_same_v<typename Problem::Out, double> &&
+              !has_transform_v<Problem>);
     } else {
       return false;
     }
@@ -1004,7 +1005,9 @@ struct GridPipelinedTiles {
       if (!fits) return false;
       const cuuint32_t box[] = {rows, static_cast<cuuint32_t>(columns_of_tile<Problem>), 1, 1},
                        every[] = {1, 1, 1, 1};
-      constexpr auto type = size == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+      constexpr auto type = size == 2   ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                            : size == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
       return tensor_map_encoder()(&map, type, 4, const_cast<std::remove_const_t<T>*>(data), extents,
                                   distances, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                   CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

@@ -207,6 +207,7 @@ struct ExactSum<float> {
   __device__ void scale(float factor) { sum *= factor; }
   __device__ ExactSum from_lane_xor(int mask) const { return {__shfl_xor_sync(0xffffffffu, sum, mask)}; }
   __device__ ExactSum from_lane(int lane) const { return {__shfl_sync(0xffffffffu, sum, lane)}; }
+  __device__ ExactSum told() const { return *this; }
   __device__ float rounded() const { return static_cast<float>(sum); }
 };
 
@@ -231,6 +232,7 @@ struct ExactSum<double> {
   __device__ ExactSum from_lane(int lane) const {
     return {__shfl_sync(0xffffffffu, sum, lane), __shfl_sync(0xffffffffu, low, lane)};
   }
+  __device__ ExactSum told() const { return {sum, static_cast<float>(low)}; }
   __device__ double rounded() const { return low == low ? sum + low : sum; }
 };
 

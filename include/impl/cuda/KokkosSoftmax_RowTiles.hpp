@@ -430,12 +430,12 @@ __device__ __forceinline__ void join_slices(PartialSoftmax<Acc>& have, const Par
   Acc max = have.max;
 #pragma unroll unrolled
   for (unsigned i = 0; i < at_once; ++i) max = Kokkos::fmax(max, partial_of(i).max);
-  have.sum.scale(exp_of_difference(have.max - max));
+  have.sum.scale(exp_between_maxima(have.max - max));
   have.max = max;
 #pragma unroll unrolled
   for (unsigned i = 0; i < at_once; ++i) {
     PartialSoftmax<Acc> partial = partial_of(i);
-    partial.sum.scale(exp_of_difference(partial.max - max));
+    partial.sum.scale(exp_between_maxima(partial.max - max));
     have.sum.join(partial.sum);
   }
 }

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(TileBlock<Problem>::threads)
   reduce_slice_of_tile<1>(mine, problem, place, 0, lane, slot, problem.operation == Operation::softmax, max,
                           [&](int row, const PartialSoftmax<Acc>& partial) {
                             if (first_row + row < all_rows)
-                              scratch.partials[slice.slice * all_rows + first_row + row] = partial;
+                              scratch.partials[slice.slice * all_rows + first_row + row] = partial.told();
                           });
   if constexpr (Scratch::has_maxima) {
     if (first_row + lane < all_rows)
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(TwoPassJoin::rows* TwoPassJoin::slots)
       total = of_group;
       break;
     }
-    groups[slot][threadIdx.x] = of_group;
+    groups[slot][threadIdx.x] = of_group.told();
     __syncthreads();
     if (slot == 0) {
       for (unsigned from = 0; from < min(slots, all_groups - first); from += at_once) {
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(TwoPassJoin::rows* TwoPassJoin::slots)
     __syncthreads();
   }
   if (!exists || slot != 0) return;
-  const typename Scratch::Result result(problem.operation, total);
+  const typename Scratch::Result result(problem.operation, total.told());
   if (problem.operation == Operation::logsumexp) {
     problem.y[problem.geometry.row(row).y_offset] = store_as<typename Problem::Out>(result.logsumexp());
   } else {
@@ -492,6 +492,17 @@ struct TwoPassTiles {
     constexpr const char* boxes_are_faster = "boxes of columns, read once, are faster";
     const RowGeometry& g = problem.geometry;
     const index_type slices = slices_of_tiles(problem);
+    if constexpr (sizeof(In) == 8) {
+      // (One H200, fraction of a copy, double, grid_pipelined_tiles and this kernel: 600 columns 0.69 and
+      // 0.51, 1000 0.68 and 0.52, 2048 0.64 and 0.54, 3072 0.58 and 0.54, 4096 0.57 twice, 8192 0.535 and
+      // 0.595, but where they begin anywhere 1000 0.53 and 0.51, 2048 0.51 and 0.525; logsumexp, of half a
+      // copy, 1000 0.47 and 0.65.)
+      constexpr index_type many_slices_of_double = 28;
+      return problem.operation != Operation::logsumexp && g.rank <= 1 && slices <= many_slices_of_double &&
+                     GridPipelinedTiles::come_as_boxes(problem, 32)
+                 ? boxes_are_faster
+                 : "";
+    }
     // (Microseconds in a stream: float 1001 x 1000 13.7 and 15.2, 100 x 5000 13.5 and 15.1, 1001 x 5000 32.9
     // and 28.3.)
     if (ceil_div(g.rows, TileBlock<Problem>::lanes) * slices <
