@@ -564,7 +564,7 @@ __device__ inline int lanes_of_slices(index_type slices) {
 /// function's end, on which each shuffle takes some hundred cycles, and of double there are many. (One H200,
 /// fractions of a copy, one by one and so: double 16384 columns 0.83 and 0.96, 50257 0.80 and 0.91, 98304
 /// 0.77 and 0.96. But float 50257 columns 0.966 and 0.955, 1 M 0.963 and 0.930, 3 M 0.912 and 0.797, bfloat16
-/// 3 M 0.938 and 0.892: it is then that words are asked for too early.)
+/// 3 M 0.938 and 0.892, whose words are then asked for before they are there.)
 template <class Acc>
 inline constexpr bool waits_by_warp = sizeof(Acc) == 8;
 
