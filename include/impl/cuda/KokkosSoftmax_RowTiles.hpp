@@ -424,21 +424,6 @@ struct TalliesOfRows {
   __device__ ShareSum<float> sum(int row) const { return {{high[row], low[row]}}; }
 };
 
-/// Adds the partial results of `at_once` slices of a row, in their order; what has no slice is none().
-template <unsigned at_once, int unrolled, class Acc, class PartialOf>
-__device__ __forceinline__ void join_slices(PartialSoftmax<Acc>& have, const PartialOf& partial_of) {
-  Acc max = have.max;
-#pragma unroll unrolled
-  for (unsigned i = 0; i < at_once; ++i) max = Kokkos::fmax(max, partial_of(i).max);
-  have.sum.scale(exp_between_maxima(have.max - max));
-  have.max = max;
-#pragma unroll unrolled
-  for (unsigned i = 0; i < at_once; ++i) {
-    PartialSoftmax<Acc> partial = partial_of(i);
-    partial.sum.scale(exp_between_maxima(partial.max - max));
-    have.sum.join(partial.sum);
-  }
-}
 /// So many slices of a row at a time, whichever kernel does it.
 inline constexpr unsigned slices_joined_at_once = 8;
 

@@ -577,19 +577,27 @@ __device__ __forceinline__ void wait_by_warp(bool missing, const Load& load) {
   }
 }
 
+/// Adds the partial results of `at_once` slices of a row, in their order; what has no slice is none().
+template <unsigned at_once, int unrolled, class Acc, class PartialOf>
+__device__ __forceinline__ void join_slices(PartialSoftmax<Acc>& have, const PartialOf& partial_of) {
+  Acc max = have.max;
+#pragma unroll unrolled
+  for (unsigned i = 0; i < at_once; ++i) max = Kokkos::fmax(max, partial_of(i).max);
+  have.sum.scale(exp_between_maxima(have.max - max));
+  have.max = max;
+#pragma unroll unrolled
+  for (unsigned i = 0; i < at_once; ++i) {
+    PartialSoftmax<Acc> partial = partial_of(i);
+    partial.sum.scale(exp_between_maxima(partial.max - max));
+    have.sum.join(partial.sum);
+  }
+}
+
 /// Joins what a lane has of some slices. The exponentials do not wait for each other.
 template <int count, class Acc>
 __device__ PartialSoftmax<Acc> join_at_once(const PartialSoftmax<Acc> (&some)[count]) {
   PartialSoftmax<Acc> total = some[0];
-#pragma unroll
-  for (int i = 1; i < count; ++i) total.max = Kokkos::fmax(total.max, some[i].max);
-  total.sum.scale(exp_between_maxima(some[0].max - total.max));
-#pragma unroll
-  for (int i = 1; i < count; ++i) {
-    ExactSum<Acc> sum = some[i].sum;
-    sum.scale(exp_between_maxima(some[i].max - total.max));
-    total.sum.join(sum);
-  }
+  join_slices<count - 1, count - 1>(total, [&](unsigned i) { return some[i + 1]; });
   return total;
 }
 
