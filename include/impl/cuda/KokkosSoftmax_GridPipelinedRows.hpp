@@ -9,9 +9,8 @@
 ///   publishers    (8 warps, or 16 that take turns) reduce a slice to a (max, sum) for each of 8 shares, in
 ///                 two passes (a long transform of 16 bits, with all of a share in registers, in one);
 ///   an announcer  (1 warp) joins these, one word in global memory, and of long rows runs of slices, too;
-///   a collector   (1 warp, of some rows of doubles 2 that take turns) waits for the words of a slot's row
-///   and
-///                 joins them;
+///   a collector   (1 warp, of some rows of doubles 2 that take turns) waits for the words of a slot's
+///                 row and joins them;
 ///   finishers     (8 warps) turn the slot's slice into exp(x - max) / sum, in place;
 ///   a storer      (1 thread) starts the bulk copy of the slot to y. When it is read, the slot is free.
 /// None of them waits for a later one, so the way through L2 and the reduction of one slice are hidden behind
@@ -347,7 +346,6 @@ struct GridPipelinedRows {
         plan.slices > GridPipelinedShape::most_slices_parked(capacity))
       return false;
     shape.parties = groups_of_publishers<Problem, RingFor::parked_slices>;
-    shape.collectors = 1;
     shape.rereads = true;  // (none of its slices, as it turns out)
     shape.most_copies = GridPipelinedShape::most_copies_of_held_rows;
     shape.slices_a_ticket = 1;
