@@ -258,7 +258,11 @@ std::vector<std::string> implementations(std::string_view operation) {
   for (const Operation known : {Operation::softmax, Operation::log_softmax, Operation::logsumexp}) {
     if (operation == impl::operation_name(known)) {
       return impl::SoftmaxCandidates::names<Exec, impl::RowsProblem<float, float, impl::BoundIdentity>,
-                                            impl::RowsProblem<half_t, half_t, impl::BoundIdentity>>();
+                                            impl::RowsProblem<half_t, half_t, impl::BoundIdentity>>(
+          [&](const auto& implementation) {
+            if constexpr (requires { implementation.only_for; }) return implementation.only_for == known;
+            return true;
+          });
     }
   }
   impl::bad_argument("implementations", "there is no operation '" + std::string(operation) + "'");

@@ -123,16 +123,25 @@ struct Candidate {
 ///   static std::string_view refuse(const Exec&, const Problem&);             why not this call; empty: it
 ///   can
 /// and what the visitors call. It may have
-///   static std::string_view advise_against(const Exec&, const Problem&);     why it can but, unless forced,
-///   leaves the call to a later one.
+///   static constexpr Operation only_for;                                     the operation that alone it
+///   does static std::string_view advise_against(const Exec&, const Problem&);     why it can but, unless
+///   forced, leaves the call to a later one.
 template <class... Implementations>
 struct CandidateList {
-  /// Those that a backend has, for any of some problems without particularities.
+  /// Those that a backend has, for any of some problems without particularities. `is_meant(implementation)`
+  /// may leave some out.
+  template <class Exec, class... Problems, class IsMeant>
+  static std::vector<std::string> names(const IsMeant& is_meant) {
+    std::vector<std::string> all;
+    ((supports_any<Implementations, Exec, Problems...> && is_meant(Implementations{})
+          ? all.push_back(Implementations::name)
+          : void()),
+     ...);
+    return all;
+  }
   template <class Exec, class... Problems>
   static std::vector<std::string> names() {
-    std::vector<std::string> all;
-    ((supports_any<Implementations, Exec, Problems...> ? all.push_back(Implementations::name) : void()), ...);
-    return all;
+    return names<Exec, Problems...>([](const auto&) { return true; });
   }
 
   /// Those that support the types.

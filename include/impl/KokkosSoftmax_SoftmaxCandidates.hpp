@@ -14,6 +14,7 @@
 #include <impl/portable/KokkosSoftmax_TeamRows.hpp>
 #if defined(KOKKOS_ENABLE_CUDA)
 #include <impl/cuda/KokkosSoftmax_BlockPerRow.hpp>
+#include <impl/cuda/KokkosSoftmax_BlockPerSlicedRow.hpp>
 #include <impl/cuda/KokkosSoftmax_BlockPerSlicedTile.hpp>
 #include <impl/cuda/KokkosSoftmax_BlockPerWideTile.hpp>
 #include <impl/cuda/KokkosSoftmax_ClusterPerTile.hpp>
@@ -37,9 +38,10 @@ namespace KokkosSoftmax::impl {
 /// cluster_per_tile, block_per_sliced_tile and grid_pipelined_tiles those of two_pass_tiles.)
 #if defined(KOKKOS_ENABLE_CUDA)
 using SoftmaxCandidates =
-    CandidateList<ThreadPerRow, QuadPerRow, TiledRows, TiledLogits, WarpPerRow, BlockPerRow, SplitRows,
-                  GridPipelinedRows, BlockPerWideTile, BlockPerTile, ClusterPerTile, BlockPerSlicedTile,
-                  TwoPassTiles, GridPipelinedTiles, SimdRows, StridedRows, SplitTeamRows, TeamRows>;
+    CandidateList<ThreadPerRow, QuadPerRow, TiledRows, TiledLogits, WarpPerRow, BlockPerRow,
+                  BlockPerSlicedRow, SplitRows, GridPipelinedRows, BlockPerWideTile, BlockPerTile,
+                  ClusterPerTile, BlockPerSlicedTile, TwoPassTiles, GridPipelinedTiles, SimdRows, StridedRows,
+                  SplitTeamRows, TeamRows>;
 #elif defined(KOKKOS_ENABLE_HPX)
 // SimdRows leans on launches that have ended when they return.
 using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;

@@ -327,6 +327,12 @@ TEST_F(CudaDependentLaunch, HeldSlices) {
   check<bhalf_t>({"held_slices_kernel", "split_rows", 60, 131072});
 }
 
+TEST_F(CudaDependentLaunch, BlockPerSlicedRow) {
+  const Shape shape{"block_per_sliced_row_kernel", "block_per_sliced_row", 40, 20001};
+  check_call<float>(shape, Operation::logsumexp, false, nullptr);
+  check_call<bhalf_t>(shape, Operation::logsumexp, false, nullptr);
+}
+
 // Rows that a block has for itself, and rows of several blocks. (Of float: it begins when all multiprocessors
 // have room, and of 16 bits it takes nearly all of their registers.)
 TEST_F(CudaDependentLaunch, GridPipelinedRows) {
@@ -396,6 +402,34 @@ TEST_F(CudaDependentLaunch, RowsOfFloatComeToTheirKernel) {
           "block_per_filled_row_kernel", rows == 8000 ? "ILb1ELb1ELi8ELi512E" : "ILb1ELb0ELi8ELi512E");
     }
   }
+}
+
+// Of logsumexp, likewise.
+template <class T>
+void expect_implementation(const Exec& exec, std::int64_t rows, std::int64_t columns, const char* expected) {
+  Buffer<Exec> x(scalar_of<T>, reference::right({rows, columns})),
+      lse(scalar_of<T>, reference::right({rows}));
+  ks::logsumexp(exec, x.template view<const T, 2>(), lse.template view<T, 1>());
+  exec.fence();
+  EXPECT_STREQ(ks::last_implementation(), expected)
+      << ks::scalar_name<T>() << ", " << rows << " x " << columns;
+}
+TEST_F(CudaDependentLaunch, LogsumexpComesToItsKernel) {
+  const std::int64_t multiprocessors = exec.cuda_device_prop().multiProcessorCount;
+  constexpr const char *by_blocks = "block_per_sliced_row", *by_all = "split_rows",
+                       *in_the_ring = "grid_pipelined_rows";
+  expect_implementation<float>(exec, multiprocessors, 12289, by_blocks);
+  expect_implementation<float>(exec, multiprocessors, 32000, by_blocks);
+  expect_implementation<float>(exec, 5 * multiprocessors, 50257, in_the_ring);
+  expect_implementation<float>(exec, 7 * multiprocessors, 50257, by_blocks);
+  expect_implementation<float>(exec, 3, 32000, by_all);
+  expect_implementation<float>(exec, multiprocessors, 16384, "block_per_row");
+  expect_implementation<bhalf_t>(exec, multiprocessors, 13312, "block_per_row");
+  expect_implementation<bhalf_t>(exec, multiprocessors, 13313, by_blocks);
+  expect_implementation<bhalf_t>(exec, 3, 13313, by_all);
+  expect_implementation<bhalf_t>(exec, multiprocessors, 65536, by_blocks);
+  expect_implementation<half_t>(exec, 2 * multiprocessors, 128256, by_blocks);
+  expect_implementation<half_t>(exec, 2 * multiprocessors, 200000, in_the_ring);
 }
 
 }  // namespace

@@ -200,6 +200,39 @@ TEST(CudaGraph, WarmByACall) {
       << report;
 }
 
+// A call over many rows, which needs no scratch, warms those over few of them, which do.
+TEST(CudaGraph, LogsumexpWarmByACallOverMoreRows) {
+  const Stream stream;
+  const Exec exec(stream);
+  constexpr std::int64_t rows = 600, columns = 20001;
+  const std::vector<double> values = random_values(Scalar::float32, rows * columns);
+  Buffer<Exec> x(Scalar::float32, reference::right({rows, columns}), &values),
+      lse(Scalar::float32, reference::right({rows}));
+  const auto call_over = [&](std::int64_t some) {
+    const std::pair<std::int64_t, std::int64_t> some_rows(0, some);
+    ks::logsumexp(exec, Kokkos::subview(x.view<const float, 2>(), some_rows, Kokkos::ALL),
+                  Kokkos::subview(lse.view<float, 1>(), some_rows));
+  };
+  call_over(rows);
+  EXPECT_STREQ(ks::last_implementation(), "block_per_sliced_row");
+  exec.fence();
+  const Graph graph(stream, [&] {
+    call_over(rows);
+    call_over(5);
+  });
+  ASSERT_EQ(graph.failure(), "");
+  EXPECT_STREQ(ks::last_implementation(), "split_rows");
+  lse.upload();
+  graph.launch();
+  exec.fence();
+  lse.download();
+  std::string report;
+  EXPECT_TRUE(reference::agrees(
+      {Operation::logsumexp, Scalar::float32, Scalar::float32, {rows, columns}, -1, values, {}}, lse.layout(),
+      lse.host(), report))
+      << report;
+}
+
 // What was reserved for many long rows serves fewer and shorter ones, which other kernels take.
 template <class T>
 void check_reserved_for_more(const std::vector<std::int64_t>& rows,
@@ -223,6 +256,28 @@ void check_reserved_for_more(const std::vector<std::int64_t>& rows,
   graph.launch();
   exec.fence();
 }
+template <class T>
+void check_logsumexp_reserved_for_more(const std::vector<std::int64_t>& rows,
+                                       const std::vector<std::int64_t>& columns) {
+  const Stream stream;
+  const Exec exec(stream);
+  const Buffer<Exec> x(scalar_of<T>, reference::right({rows[0] + 1, columns[0]})),
+      lse(scalar_of<T>, reference::right({rows[0] + 1}));
+  ks::reserve(exec, x.template view<const T, 2>(), lse.template view<T, 1>());
+  const Graph graph(stream, [&] {
+    for (const std::int64_t r : rows) {
+      for (const std::int64_t c : columns) {
+        const std::pair<std::int64_t, std::int64_t> some_rows(0, r), some_columns(0, c);
+        ks::logsumexp(exec, Kokkos::subview(x.template view<const T, 2>(), some_rows, some_columns),
+                      Kokkos::subview(lse.template view<T, 1>(), some_rows));
+      }
+    }
+  });
+  EXPECT_EQ(graph.failure(), "") << ks::scalar_name<T>();
+  if (!graph.failure().empty()) return;
+  graph.launch();
+  exec.fence();
+}
 TEST(CudaGraph, ReservedForMore) {
   const std::vector<std::int64_t> rows{999, 300, 128, 60, 8, 1},
       columns{20000, 17000, 9000, 4001, 1000, 65, 9};
@@ -230,6 +285,8 @@ TEST(CudaGraph, ReservedForMore) {
   check_reserved_for_more<float>({2, 1}, {9000000, 8000000, 4194305, 2000000, 1100000, 128256});
   check_reserved_for_more<bhalf_t>(rows, columns);
   check_reserved_for_more<double>(rows, columns);
+  check_logsumexp_reserved_for_more<float>(rows, columns);
+  check_logsumexp_reserved_for_more<bhalf_t>(rows, columns);
 }
 
 // The scratch that a graph took stays its own: neither larger calls on the instance nor a second graph

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The KokkosSoftmax authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The CUDA kernels whose blocks wait for each other, grid_pipelined_rows and split_rows: the same bits from
-// both at any alignment, rows with slices of -inf or NaN, many launches beside other work, graphs, and the
-// workspace.
+// The CUDA kernels for rows in slices, those whose blocks wait for each other, grid_pipelined_rows and
+// split_rows, and, for logsumexp, block_per_sliced_row: the same bits from all at any alignment, rows with
+// slices of -inf or NaN, many launches beside other work, graphs, and the workspace.
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -31,6 +31,8 @@ using RowValues = Kokkos::View<T*, Kokkos::CudaSpace, Kokkos::MemoryTraits<Kokko
 #define EXPECT_CUDA(call) EXPECT_EQ(call, cudaSuccess) << cudaGetErrorString(cudaGetLastError())
 
 constexpr const char* kernels[] = {"grid_pipelined_rows", "split_rows"};
+constexpr const char* kernel_of_logsumexp = "block_per_sliced_row";
+constexpr const char* all_kernels[] = {kernels[0], kernels[1], kernel_of_logsumexp};
 
 // A logit by row and column, so that a row can be made again anywhere.
 template <class T>
@@ -138,9 +140,22 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
               << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << columns << " columns, "
               << few << " rows split, offset " << offset;
         }
+        if (reduces) {
+          const ks::ScopedImplementation forced(kernel_of_logsumexp);
+          try {
+            run(operation, exec, x.data() + offset, some.data(), std::min<std::int64_t>(rows, 264), columns);
+            EXPECT_EQ(
+                different_bytes(exec, some.data(), y.data() + offset, std::min<std::int64_t>(rows, 264)), 0)
+                << ks::scalar_name<T>() << ", " << columns << " columns, offset " << offset
+                << ", read by blocks";
+          } catch (const std::invalid_argument&) {
+            // It takes no doubles, nor rows of many slices.
+            EXPECT_TRUE(sizeof(T) == 8 || columns * static_cast<std::int64_t>(sizeof(T)) > 1 << 20);
+          }
+        }
         for (const std::int64_t row : {std::int64_t(0), rows / 2, rows - 1}) {
           int ran = 0;
-          for (const char* kernel : kernels) {
+          for (const char* kernel : all_kernels) {
             for (const std::int64_t shift : {0, 1, 3, 6}) {
               // Over the other rows of x, which are made again for the next offset: x may be written here.
               T* const alone = one.data() + shift;
@@ -205,22 +220,26 @@ void check_logsumexp_of_rows(std::initializer_list<std::int64_t> lengths) {
         run(Operation::logsumexp, exec, x.data() + row * columns, expected.data() + row,
             std::min(rows_of_split, most_rows - row), columns);
     }
-    const ks::ScopedImplementation forced(kernels[0]);
-    for (const std::int64_t rows :
-         {1, 2, 3, 4, 5, 43, 44, 45, 131, 132, 133, 263, 264, 265, 395, 396, 397, 398, 527, 528, 529, 530}) {
-      Kokkos::deep_copy(exec, lse, T(-1));
-      run(Operation::logsumexp, exec, x.data(), lse.data(), rows, columns);
-      const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), lse);
-      EXPECT_EQ(different_bytes(exec, lse.data(), expected.data(), rows), 0)
-          << ks::scalar_name<T>() << ", " << rows << " x " << columns;
-      EXPECT_EQ(static_cast<float>(host(rows)), -1)
-          << ks::scalar_name<T>() << ", " << rows << " x " << columns;
+    for (const char* kernel : {kernels[0], kernel_of_logsumexp}) {
+      if (kernel == kernel_of_logsumexp && sizeof(T) == 8) continue;
+      const ks::ScopedImplementation forced(kernel);
+      for (const std::int64_t rows : {1,   2,   3,   4,   5,   43,  44,  45,  131, 132, 133,
+                                      263, 264, 265, 395, 396, 397, 398, 527, 528, 529, 530}) {
+        Kokkos::deep_copy(exec, lse, T(-1));
+        run(Operation::logsumexp, exec, x.data(), lse.data(), rows, columns);
+        const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), lse);
+        EXPECT_EQ(different_bytes(exec, lse.data(), expected.data(), rows), 0)
+            << ks::scalar_name<T>() << ", " << rows << " x " << columns << " by " << kernel;
+        EXPECT_EQ(static_cast<float>(host(rows)), -1)
+            << ks::scalar_name<T>() << ", " << rows << " x " << columns << " by " << kernel;
+      }
     }
   }
 }
 TEST_F(CudaSlicedRows, LogsumexpOfAnyNumberOfRows) {
   check_logsumexp_of_rows<float>({8200, 16386, 40000, 57344, 65536, 131073});
-  check_logsumexp_of_rows<bhalf_t>({16386, 33000, 131072});
+  check_logsumexp_of_rows<bhalf_t>({13313, 14337, 16386, 20001, 33000, 98303, 131072, 262144});
+  check_logsumexp_of_rows<half_t>({14335, 16383, 50257});
   check_logsumexp_of_rows<double>({9217, 16385, 40001, 131073, 200001});
 }
 
@@ -541,7 +560,8 @@ TEST_F(CudaSlicedRows, Bfloat16RowsWithBias) {
 // transform gives them.
 template <class T = bhalf_t, class Transform>
 void check_special_rows(std::int64_t columns, const Transform& transform) {
-  using ks::impl::BoundIdentity, ks::impl::GridPipelinedRows, ks::impl::SplitRows;
+  using ks::impl::BlockPerSlicedRow, ks::impl::BoundIdentity, ks::impl::GridPipelinedRows,
+      ks::impl::SplitRows;
   const Exec exec;
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const std::int64_t rows = 9, count = rows * columns;
@@ -577,6 +597,18 @@ void check_special_rows(std::int64_t columns, const Transform& transform) {
     EXPECT_EQ(different, 0) << reference::name(operation) << ", " << columns << " columns";
     EXPECT_EQ(different_bytes(exec, split.data(), y.data(), results), 0)
         << reference::name(operation) << ", " << columns << " columns";
+    if constexpr (std::is_same_v<Transform, BoundIdentity>) {
+      if (operation != Operation::logsumexp) continue;
+      EXPECT_TRUE(
+          (run_kernel<BlockPerSlicedRow>(operation, exec, x.data(), split.data(), rows, columns, transform)));
+      EXPECT_EQ(different_bytes(exec, split.data(), y.data(), results), 0) << columns << " columns";
+    }
+  }
+}
+TEST_F(CudaSlicedRows, RowsOf16BitsWithMinusInfinityNaNAndInfinity) {
+  for (const std::int64_t columns : {8193, 14336, 16385, 20001, 65536, 98303}) {
+    check_special_rows<bhalf_t>(columns, ks::impl::BoundIdentity{});
+    check_special_rows<half_t>(columns, ks::impl::BoundIdentity{});
   }
 }
 
@@ -733,7 +765,7 @@ TEST_F(CudaSlicedRows, RunsOfMinusInfinityNaNAndInfinity) {
     for (std::int64_t i = 0; i < columns; ++i)
       *(row(6) + i) = static_cast<float>(*(row(6) + i) * (i % 2 ? 1e6 : -1e4));
     for (const auto operation : operations) {
-      for (const char* kernel : kernels) {
+      for (const char* kernel : all_kernels) {
         expect_right<float>(operation, 7, columns, logits, kernel);
         expect_right<double>(operation, 7, columns, logits, kernel);
       }
@@ -1188,6 +1220,10 @@ void run_at_the_end_of_memory() {
       for (const char* kernel : kernels) {
         const ks::ScopedImplementation forced(kernel);
         for (const auto operation : operations) run(operation, exec, x, y, rows, columns);
+      }
+      {
+        const ks::ScopedImplementation forced(kernel_of_logsumexp);
+        run(Operation::logsumexp, exec, x, y, rows, columns);
       }
       for (const auto operation : operations) {
         if constexpr (sizeof(T) == 4) {
