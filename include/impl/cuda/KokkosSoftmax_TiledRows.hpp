@@ -460,6 +460,11 @@ struct TiledRows {
     if (!lies_anywhere(problem) && problem.operation != Operation::logsumexp &&
         (stride(problem) == columns ? fills_registers(problem) : whole_sectors || columns > 1024))
       return "the rows are whole vectors";
+    // (Likewise, as a fraction of reading at a copy's speed: 8192 columns 0.91 and 0.92, 10000 0.91 and 0.99,
+    // 12288 0.95 and 1.06.)
+    if (!lies_anywhere(problem) && problem.operation == Operation::logsumexp && columns > 8192 &&
+        std::is_same_v<typename Problem::Transform, BoundIdentity>)
+      return "the rows are whole vectors";
     // (One H200, bfloat16, microseconds in a CUDA graph, this kernel and those with rows in registers: 2^16
     // elements of 17 columns 1.99 and 2.05; 65 columns 2^21 elements 5.02 and 4.83, 2^22 6.87 and 7.22; 129
     // columns 2^24 elements 22.6 and 21.0, and from memory 0.944 and 0.886 of a copy.)
@@ -476,7 +481,9 @@ struct TiledRows {
   static void run(const Exec& exec, const Problem& problem) {
     const auto columns = static_cast<int>(problem.geometry.columns);
     int log2_lanes = 0;
-    while (log2_lanes < 5 && columns > most_columns_of_lane << log2_lanes) ++log2_lanes;
+    const int columns_of_lane =
+        problem.operation == Operation::logsumexp ? most_columns_read_by_lane : most_columns_of_lane;
+    while (log2_lanes < 5 && columns > columns_of_lane << log2_lanes) ++log2_lanes;
     // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
     const bool both = problem.geometry.rows == 0;
     const bool padded = stride(problem) != problem.geometry.columns;
@@ -500,6 +507,12 @@ struct TiledRows {
   /// and 160, bfloat16 on one H200: softmax of 81 columns 0.957, 0.949, 0.938, of 321 0.920, 0.930, 0.928;
   /// TB/s of logsumexp of 81 2.8, 3.7, 3.6, of 257 3.1, 3.2, 4.0.)
   static constexpr int most_columns_of_lane = 144;
+  /// Of rows that are only read. (Logsumexp of bfloat16 on one H200, as a fraction of reading at a copy's
+  /// speed, with 144, 192, 216 and 240: 161 columns 0.95, 0.97, 0.97, 0.97, 200 0.98, 0.98, 1.00, 0.99, 321
+  /// 0.88, 0.97, 0.97, 0.98, 385 0.93, 0.935, 0.99, 0.99, 480 0.99, 0.985, 0.98, 0.92, 641 0.89, 0.97, 0.97,
+  /// 0.97, 768 0.95, 1.02, 1.02, 1.02, 960 1.01, 1.00, 1.00, 0.945, 1200 0.84, 1.01, 1.00, 1.00, 2401 0.62,
+  /// 0.76, 0.82, 0.82, 5001 0.92, 0.92, 0.95, 0.95.)
+  static constexpr int most_columns_read_by_lane = 216;
   static constexpr int longest_written = 32 * most_columns_of_lane;
   /// (Logsumexp of bfloat16 on one H200, fraction of a sum of the same bytes, this kernel and block_per_row:
   /// 8192 columns 0.97 and 0.79, 12289 columns 0.90 and 0.85, 16384 columns 0.76 and 0.89.)
@@ -546,10 +559,15 @@ struct TiledRows {
     return is_one_step ? is_in(lengths_of_one_step) : is_in(lengths_of_others);
   }
 
-  /// Rows of whole vectors that those kernels are faster with.
+  /// Rows of whole vectors that those kernels are faster with. (1 GiB of bfloat16 and of half on one H200,
+  /// softmax, fraction of a copy, this kernel 0.97 to 0.98 throughout, and those: 152 columns 0.92 and 0.90,
+  /// 160 1.00 and 0.98, 168 0.90 and 0.88, 176 0.96 and 0.95, 184 0.90 and 0.88, 192 0.98 and 0.97, 200 0.88
+  /// and 0.85, 208 0.95 and 0.94, 216 0.88 and 0.85, 224 0.98 and 0.97; log_softmax up to 0.02 more.)
   template <class Problem>
   static bool fills_registers(const Problem& problem) {
     const index_type columns = problem.geometry.columns;
+    if (std::is_same_v<typename Problem::Transform, BoundIdentity> && columns > 144 && columns < 224)
+      return columns % 32 == 0;
     return columns > 144 || columns == 128 ||
            (columns == 64 && !knows_end_of_kept<typename Problem::Transform::Row>);
   }
