@@ -84,12 +84,13 @@ struct GridPipelinedShape {
   static constexpr int parts_held = 8, parts_at_once = 4;
   /// Cycles of a finisher's thread from a vector that it writes to y to the next one, and before it parks a
   /// slice: a row's result is there for all blocks at once, and where they write as fast as they can, copies
-  /// to slots wait for that. Of a multiprocessor's slices one takes about 4000 cycles. (One H200, fractions
-  /// of a copy, without waiting, with 300 cycles and 400, and with 350 and 400: float 2.2 M columns 0.927,
-  /// 0.932, 0.932, 2.5 M 0.936, 0.942, 0.943, 3 M 0.935, 0.940, 0.933, 3.5 M 0.931, 0.942, 0.937, 4194304
-  /// 0.946, 0.960, 0.950, 4194303 0.923, 0.940, 0.931, 5 M 0.928, 0.933, 0.929, but 6 M 0.862, 0.845, 0.869;
-  /// with 350 and 800 0.86 to 0.89.)
-  static constexpr int store_cycles_of(index_type runs) { return runs > 0 ? 350 : 300; }
+  /// to slots wait for that. What is too many differs from card to card. (One H200, fractions of a copy,
+  /// without waiting and with 300 cycles: float 2.5 M columns 0.936 and 0.942, 3.5 M 0.931 and 0.942, 4194304
+  /// 0.946 and 0.960, 4194303 0.923 and 0.940. Another one, without, with 100, 200, 300 and 400: 2 M 0.959,
+  /// 0.957, 0.962, 0.910, 0.830, 3 M 0.956, 0.952, 0.953, 0.911, 0.826, 4194304 0.945, 0.949, 0.946, 0.911,
+  /// 0.828; with 200 and 350 5 M, without runs, 0.949 and 0.881, but 6 M and 7 M, with runs, 0.876 and 0.892,
+  /// 0.833 and 0.849. One H100: no difference, but 6 M 0.949 and 0.958.)
+  static constexpr int store_cycles_of(index_type runs) { return runs > 0 ? 350 : 200; }
   static constexpr int cycles_before_parking = 400;
   /// Of such a row the slices: more would not leave enough for the next one to come meanwhile. (One H200,
   /// fractions of a copy, parked and else: of float 7 M columns 0.77 and 0.74, 8.4 M 0.75 and 0.72.)
