@@ -424,9 +424,9 @@ TEST_F(CudaDependentLaunch, LogsumexpComesToItsKernel) {
   expect_implementation<float>(exec, 7 * multiprocessors, 50257, by_blocks);
   expect_implementation<float>(exec, 3, 32000, by_all);
   expect_implementation<float>(exec, multiprocessors, 16384, "block_per_row");
-  expect_implementation<bhalf_t>(exec, multiprocessors, 13312, "block_per_row");
-  expect_implementation<bhalf_t>(exec, multiprocessors, 13313, by_blocks);
-  expect_implementation<bhalf_t>(exec, 3, 13313, by_all);
+  expect_implementation<bhalf_t>(exec, multiprocessors, 14335, "block_per_row");
+  expect_implementation<bhalf_t>(exec, multiprocessors, 14336, by_blocks);
+  expect_implementation<bhalf_t>(exec, 3, 14336, by_all);
   expect_implementation<bhalf_t>(exec, multiprocessors, 65536, by_blocks);
   expect_implementation<half_t>(exec, 2 * multiprocessors, 128256, by_blocks);
   expect_implementation<half_t>(exec, 2 * multiprocessors, 200000, in_the_ring);

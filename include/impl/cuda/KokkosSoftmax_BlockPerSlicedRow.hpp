@@ -3,17 +3,15 @@
 
 /// \file
 /// The CUDA kernel for the logsumexp of many long rows: a block has a row, and reads its slices one after the
-/// other, each share in the registers of one warp. Nothing waits until a row's outputs are known, so nothing
-/// has to be told to other blocks. The slices are those of grid_pipelined_rows and split_rows
-/// (ReductionPlan), and so are the bits.
+/// other, each share in the registers of one warp. A slice that is reduced is done with: it waits for no
+/// result of its row, so nothing has to be told to other blocks. The slices are those of grid_pipelined_rows
+/// and split_rows (ReductionPlan), and so are the bits.
 
 #ifndef KOKKOSSOFTMAX_BLOCKPERSLICEDROW_HPP
 #define KOKKOSSOFTMAX_BLOCKPERSLICEDROW_HPP
 
-#include <impl/cuda/KokkosSoftmax_GridPipelinedRows.hpp>
-#include <impl/cuda/KokkosSoftmax_SplitRows.hpp>
+#include <impl/cuda/KokkosSoftmax_SlicedRows.hpp>
 
-#include <algorithm>
 #include <string_view>
 #include <type_traits>
 
@@ -193,8 +191,8 @@ struct BlockPerSlicedRow {
   /// (One H200, logsumexp as a fraction of reading at a copy's speed, by grid_pipelined_rows or split_rows
   /// and so: float 140 x 65536 0.61 and 0.66, 200 x 32000 0.49 and 0.71, 140 x 131072 0.68 and 0.57, 264 x
   /// 131072 0.79 and 0.85; bfloat16 140 x 65536 0.36 and 0.42, 264 x 65536 0.59 and 0.74, 140 x 131072 0.60
-  /// and 0.54, 264 x 131072 0.625 and 0.65; 1 GiB of bfloat16 in rows of 151643 columns, nine slices, 1.00
-  /// and 0.97.)
+  /// and 0.54, 264 x 131072 0.625 and 0.65, 600 x 131073, a little more than one for each block, 0.79 and
+  /// 0.69; 1 GiB of bfloat16 in rows of 151643 columns, nine slices, 1.00 and 0.97.)
   template <class Exec, class Problem>
   static std::string_view advise_against(const Exec& exec, const Problem& problem) {
     const ReductionPlan plan = plan_of(problem);

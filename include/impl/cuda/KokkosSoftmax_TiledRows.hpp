@@ -460,11 +460,6 @@ struct TiledRows {
     if (!lies_anywhere(problem) && problem.operation != Operation::logsumexp &&
         (stride(problem) == columns ? fills_registers(problem) : whole_sectors || columns > 1024))
       return "the rows are whole vectors";
-    // (Likewise, as a fraction of reading at a copy's speed: 8192 columns 0.91 and 0.92, 10000 0.91 and 0.99,
-    // 12288 0.95 and 1.06.)
-    if (!lies_anywhere(problem) && problem.operation == Operation::logsumexp && columns > 8192 &&
-        std::is_same_v<typename Problem::Transform, BoundIdentity>)
-      return "the rows are whole vectors";
     // (One H200, bfloat16, microseconds in a CUDA graph, this kernel and those with rows in registers: 2^16
     // elements of 17 columns 1.99 and 2.05; 65 columns 2^21 elements 5.02 and 4.83, 2^22 6.87 and 7.22; 129
     // columns 2^24 elements 22.6 and 21.0, and from memory 0.944 and 0.886 of a copy.)
