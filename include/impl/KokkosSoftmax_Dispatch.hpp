@@ -123,9 +123,10 @@ struct Candidate {
 ///   static std::string_view refuse(const Exec&, const Problem&);             why not this call; empty: it
 ///   can
 /// and what the visitors call. It may have
-///   static constexpr Operation only_for;                                     the operation that alone it
-///   does static std::string_view advise_against(const Exec&, const Problem&);     why it can but, unless
-///   forced, leaves the call to a later one.
+///   static std::string_view advise_against(const Exec&, const Problem&);     why it can but, unless forced,
+///   leaves the call to a later one;
+///   static constexpr Operation only_for;                                     its operation, if it has but
+///   one.
 template <class... Implementations>
 struct CandidateList {
   /// Those that a backend has, for any of some problems without particularities. `is_meant(implementation)`
