@@ -234,45 +234,32 @@ TEST(CudaGraph, LogsumexpWarmByACallOverMoreRows) {
 
 // What was reserved for many long rows serves fewer and shorter ones, which other kernels take.
 template <class T>
-void check_reserved_for_more(const std::vector<std::int64_t>& rows,
-                             const std::vector<std::int64_t>& columns) {
+void check_reserved_for_more(const std::vector<std::int64_t>& rows, const std::vector<std::int64_t>& columns,
+                             Operation operation = Operation::softmax) {
   const Stream stream;
   const Exec exec(stream);
+  const bool reduces = operation == Operation::logsumexp;
   const Buffer<Exec> x(scalar_of<T>, reference::right({rows[0] + 1, columns[0]})),
-      y(scalar_of<T>, x.layout());
-  ks::reserve(exec, x.template view<const T, 2>(), y.template view<T, 2>());
+      y(scalar_of<T>, reduces ? reference::right({rows[0] + 1}) : x.layout());
+  if (reduces) {
+    ks::reserve(exec, x.template view<const T, 2>(), y.template view<T, 1>());
+  } else {
+    ks::reserve(exec, x.template view<const T, 2>(), y.template view<T, 2>());
+  }
   const Graph graph(stream, [&] {
     for (const std::int64_t r : rows) {
       for (const std::int64_t c : columns) {
         const std::pair<std::int64_t, std::int64_t> some_rows(0, r), some_columns(0, c);
-        ks::softmax(exec, Kokkos::subview(x.template view<const T, 2>(), some_rows, some_columns),
-                    Kokkos::subview(y.template view<T, 2>(), some_rows, some_columns));
+        const auto some_of_x = Kokkos::subview(x.template view<const T, 2>(), some_rows, some_columns);
+        if (reduces) {
+          ks::logsumexp(exec, some_of_x, Kokkos::subview(y.template view<T, 1>(), some_rows));
+        } else {
+          ks::softmax(exec, some_of_x, Kokkos::subview(y.template view<T, 2>(), some_rows, some_columns));
+        }
       }
     }
   });
-  EXPECT_EQ(graph.failure(), "") << ks::scalar_name<T>();
-  if (!graph.failure().empty()) return;
-  graph.launch();
-  exec.fence();
-}
-template <class T>
-void check_logsumexp_reserved_for_more(const std::vector<std::int64_t>& rows,
-                                       const std::vector<std::int64_t>& columns) {
-  const Stream stream;
-  const Exec exec(stream);
-  const Buffer<Exec> x(scalar_of<T>, reference::right({rows[0] + 1, columns[0]})),
-      lse(scalar_of<T>, reference::right({rows[0] + 1}));
-  ks::reserve(exec, x.template view<const T, 2>(), lse.template view<T, 1>());
-  const Graph graph(stream, [&] {
-    for (const std::int64_t r : rows) {
-      for (const std::int64_t c : columns) {
-        const std::pair<std::int64_t, std::int64_t> some_rows(0, r), some_columns(0, c);
-        ks::logsumexp(exec, Kokkos::subview(x.template view<const T, 2>(), some_rows, some_columns),
-                      Kokkos::subview(lse.template view<T, 1>(), some_rows));
-      }
-    }
-  });
-  EXPECT_EQ(graph.failure(), "") << ks::scalar_name<T>();
+  EXPECT_EQ(graph.failure(), "") << ks::scalar_name<T>() << ", " << reference::name(operation);
   if (!graph.failure().empty()) return;
   graph.launch();
   exec.fence();
@@ -284,8 +271,8 @@ TEST(CudaGraph, ReservedForMore) {
   check_reserved_for_more<float>({2, 1}, {9000000, 8000000, 4194305, 2000000, 1100000, 128256});
   check_reserved_for_more<bhalf_t>(rows, columns);
   check_reserved_for_more<double>(rows, columns);
-  check_logsumexp_reserved_for_more<float>(rows, columns);
-  check_logsumexp_reserved_for_more<bhalf_t>(rows, columns);
+  check_reserved_for_more<float>(rows, columns, Operation::logsumexp);
+  check_reserved_for_more<bhalf_t>(rows, columns, Operation::logsumexp);
 }
 
 // The scratch that a graph took stays its own: neither larger calls on the instance nor a second graph
