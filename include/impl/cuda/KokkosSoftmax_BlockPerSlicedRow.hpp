@@ -199,7 +199,9 @@ struct BlockPerSlicedRow {
     const index_type rows = problem.geometry.rows;
     const index_type multiprocessors = exec.cuda_device_prop().multiProcessorCount;
     const bool is_short = plan.slices <= 4;
-    if (!pays<Problem>(exec.cuda_device())) return "grid_pipelined_rows keeps up with the device's memory";
+    // (One H100, whose memory is slower: float 14336 to 131073 columns by that kernel 0.99 to 1.02 of a sum,
+    // by this one 0.97 to 1.02, bfloat16 0.98 to 1.01 and 0.91 to 1.03.)
+    if (!has_fast_memory(exec.cuda_device())) return "grid_pipelined_rows keeps up with the device's memory";
     if (sizeof(typename Problem::In) == 2 && plan.slices > 8)
       return "grid_pipelined_rows reads such long rows sooner";
     if (rows < (is_short ? 1 : 2) * multiprocessors) return "few rows are read sooner by several blocks each";
@@ -207,25 +209,6 @@ struct BlockPerSlicedRow {
     if (!is_short && rows > at_once && rows * 3 < at_once * 5)
       return "a last few rows would be read by few blocks";
     return {};
-  }
-
-  /// Whether memory gives a multiprocessor so much that grid_pipelined_rows falls behind. (H200: 18.7 bytes a
-  /// cycle. An H100 has 12.8: float 14336 to 131073 columns by that kernel 0.99 to 1.02 of a sum, by this one
-  /// 0.97 to 1.02, bfloat16 0.98 to 1.01 and 0.91 to 1.03.)
-  template <class Problem>
-  static bool pays(int device) {
-    constexpr double fewest_bytes_a_cycle = 16;
-    return asked_once(&block_per_sliced_row_kernel<few_parts, Problem>, device, [&] {
-      const auto attribute = [&](cudaDeviceAttr which) {
-        int value = 0;
-        check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-        return static_cast<double>(value);
-      };
-      // (Two transfers a clock; both clocks in kHz.)
-      return 2 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8 >=
-             fewest_bytes_a_cycle * attribute(cudaDevAttrClockRate) *
-                 attribute(cudaDevAttrMultiProcessorCount);
-    });
   }
 
   template <class Exec, class Problem>

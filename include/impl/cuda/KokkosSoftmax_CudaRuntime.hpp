@@ -3,7 +3,7 @@
 
 /// \file
 /// What the portable floors have to know of the CUDA runtime: whether a pointer can be reached, and graph
-/// captures. And launches that begin while the kernel before them ends.
+/// captures. And what is asked of a device once, and launches that begin while the kernel before them ends.
 
 #ifndef KOKKOSSOFTMAX_CUDARUNTIME_HPP
 #define KOKKOSSOFTMAX_CUDARUNTIME_HPP
@@ -12,6 +12,10 @@
 #include <impl/KokkosSoftmax_Scratch.hpp>
 
 #include <cuda_runtime_api.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
 
 namespace KokkosSoftmax::impl {
 
@@ -91,6 +95,34 @@ struct Capture<Kokkos::Cuda> {
     return result;
   }
 };
+
+/// What ask() says of a kernel, or another function, and a device, asked for once.
+template <class Kernel, class Ask>
+const auto& asked_once(Kernel kernel, int device, const Ask& ask) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, decltype(ask())> known;
+  const std::pair<const void*, int> key{reinterpret_cast<const void*>(kernel), device};
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known.emplace(key, ask()).first->second;
+}
+
+/// Whether memory gives each multiprocessor 16 bytes a cycle or more, for which it has to have a lot under
+/// way. (H200: 18.7; an H100 has 12.8.)
+inline bool has_fast_memory(int device) {
+  constexpr double fewest_bytes_a_cycle = 16;
+  return asked_once(&has_fast_memory, device, [&] {
+    const auto attribute = [&](cudaDeviceAttr which) {
+      int value = 0;
+      check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+      return static_cast<double>(value);
+    };
+    // (Two transfers a clock; both clocks in kHz.)
+    return 2 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8 >=
+           fewest_bytes_a_cycle * attribute(cudaDevAttrClockRate) * attribute(cudaDevAttrMultiProcessorCount);
+  });
+}
 
 /// Whether a kernel was compiled for an architecture that has griddepcontrol.wait.
 template <class Kernel>

@@ -253,18 +253,6 @@ struct CooperativeLimits {
   }
 };
 
-/// What ask() says of a kernel and a device, asked for once.
-template <class Kernel, class Ask>
-const auto& asked_once(Kernel kernel, int device, const Ask& ask) {
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, decltype(ask())> known;
-  const std::pair<const void*, int> key{reinterpret_cast<const void*>(kernel), device};
-  const std::lock_guard lock(mutex);
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  return known.emplace(key, ask()).first->second;
-}
-
 /// CooperativeLimits::ask, once for each kernel and device. Who launches the kernel asks with the pointer
 /// that it launches: nvcc gives every translation unit a kernel of its own, and attributes are set for that
 /// one alone.
