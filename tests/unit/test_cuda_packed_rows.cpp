@@ -28,9 +28,9 @@ constexpr Gaps all_gaps[] = {Gaps::none, Gaps::rows, Gaps::planes};
 
 // Rows beside each other of which some are special. Off all boundaries, where there are gaps.
 template <class T>
-Case special_case(std::int64_t columns, Gaps gaps) {
+Case special_case(std::int64_t columns, Gaps gaps, std::int64_t planes = 2, std::int64_t rows = 9) {
   Case c;
-  c.extents = {2, 9, columns};
+  c.extents = {planes, rows, columns};
   c.axis = 2;
   c.logits = random_values(scalar_of<T>, c.size(), -5, 5);
   const double large = std::is_same_v<T, half_t> ? 0x1p13 : 0x1p120;
@@ -45,8 +45,8 @@ Case special_case(std::int64_t columns, Gaps gaps) {
   }
   const std::int64_t stride = columns + 3;
   if (gaps == Gaps::rows) {
-    c.in = reference::Layout{c.extents, {9 * stride, stride, 1}, 5};
-    c.out = reference::Layout{c.extents, {9 * stride, stride, 1}, 1};
+    c.in = reference::Layout{c.extents, {rows * stride, stride, 1}, 5};
+    c.out = reference::Layout{c.extents, {rows * stride, stride, 1}, 1};
   } else if (gaps == Gaps::planes) {
     c.in = reference::right(c.extents, 3, 5);
     c.out = reference::right(c.extents, 2, 1);
@@ -88,12 +88,10 @@ TEST(CudaPackedRows, Factor) {
   }
 }
 
-// Ends in a vector, at its boundaries, before the first column and behind the last.
 template <class T>
-void check_causal(std::int64_t columns, Gaps gaps) {
-  const auto c = special_case<T>(columns, gaps);
-  for (const std::int64_t offset :
-       {-std::int64_t(5), std::int64_t(0), columns / 2, columns - 6, 2 * columns}) {
+void check_causal(const Case& c, Gaps gaps, std::initializer_list<std::int64_t> offsets) {
+  const std::int64_t columns = c.extents[2];
+  for (const std::int64_t offset : offsets) {
     SCOPED_TRACE(offset);
     auto dropped = c;
     for (std::int64_t i = 0; i < c.size(); ++i) {
@@ -109,12 +107,33 @@ void check_causal(std::int64_t columns, Gaps gaps) {
   }
 }
 
+// Ends in a vector, at its boundaries, before the first column and behind the last.
 TEST(CudaPackedRows, Causal) {
   for (const auto columns : lengths) {
+    const std::initializer_list<std::int64_t> offsets{-5, 0, columns / 2, columns - 6, 2 * columns};
     for (const Gaps gaps : all_gaps) {
-      check_causal<bhalf_t>(columns, gaps);
-      if (columns % 2 == 1) check_causal<half_t>(columns, gaps);
+      check_causal<bhalf_t>(special_case<bhalf_t>(columns, gaps), gaps, offsets);
+      if (columns % 2 == 1) check_causal<half_t>(special_case<half_t>(columns, gaps), gaps, offsets);
     }
+  }
+}
+
+// So many that the device is short of threads for a row in each warp, or for a vector in each thread.
+std::int64_t many_rows(std::int64_t columns) {
+  return 600 + (std::int64_t(1) << 21) * 9 / 8 / columns;
+}
+
+// Rows that have several warps each, those of which a warp has few, and of which it has many: of each of them
+// anything is kept.
+TEST(CudaPackedRows, CausalInManyRows) {
+  for (const std::int64_t columns : {64, 100, 128, 256, 512, 1001, 1024, 1280, 1536, 2040}) {
+    const std::int64_t many = many_rows(columns);
+    const std::initializer_list<std::int64_t> offsets{-20, columns - many / 2};
+    check_causal<bhalf_t>(special_case<bhalf_t>(columns, Gaps::none, 1, many), Gaps::none, offsets);
+    check_causal<bhalf_t>(special_case<bhalf_t>(columns, Gaps::none, 1, columns <= 512 ? 3000 : 600),
+                          Gaps::none, {columns - 500});
+    if (columns % 512 == 0)
+      check_causal<half_t>(special_case<half_t>(columns, Gaps::rows, 1, many), Gaps::rows, offsets);
   }
 }
 
@@ -243,8 +262,7 @@ TEST(CudaPackedRows, RowsGiveTheSameBitsAloneAndBesideOthers) {
   for (const std::int64_t columns :
        {33, 64, 128, 256, 512, 577, 1019, 1401, 1601, 2041, 2048, 2601, 5000, 6656, 8191}) {
     const auto c = special_case<bhalf_t>(columns, Gaps::none);
-    const std::int64_t different = 18,
-                       rows = different + 600;  // of more than 512 each has one warp, not several
+    const std::int64_t different = 18, rows = many_rows(columns);
     const Memory x("x", rows * columns), y("y", rows * columns), one("one row", columns + 8),
         result("its result", columns + 8);
     const auto host = Kokkos::create_mirror_view(x);
@@ -320,8 +338,10 @@ TEST(CudaPackedRows, RowsGiveTheSameBitsAloneAndBesideOthers) {
       same_bits("temperature and mask", row, ks::temperature(temperatures) | ks::mask(flags(bytes, 0, rows)),
                 ks::temperature(its) | ks::mask(flags(ones, row, 1)));
       same_bits("mask for all", row, ks::mask(flags(bytes, row, 1)), ks::mask(flags(ones, row, 1)));
-      same_bits("causal", row, ks::scale(0.3) | ks::causal(columns - 20),
-                ks::scale(0.3) | ks::causal(columns - 20 + row));
+      for (const std::int64_t offset : {std::int64_t(-7), columns / 2, columns - 20}) {
+        same_bits("causal", row, ks::scale(0.3) | ks::causal(offset),
+                  ks::scale(0.3) | ks::causal(offset + row));
+      }
     }
   }
 }

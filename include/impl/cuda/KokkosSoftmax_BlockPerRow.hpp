@@ -113,35 +113,7 @@ struct BlockPerRow {
     const index_type columns = problem.geometry.columns;
     if constexpr (is_packed<Problem>) {
       const bool both = problem.geometry.rows == 0 && columns % Plan::width == 0;  // as in WarpPerRow
-      if (both || !lies_anywhere(problem)) {
-        const index_type vectors = columns / Plan::width;
-        // (Fraction of a copy with four, five and eight, bfloat16 on one H200, mean of softmax, log_softmax,
-        // and softmax with a factor, with a causal mask that keeps all besides, and with a temperature: 2056
-        // columns 0.86, 0.975, 0.90, 2568 0.93, 0.93, 0.96, 3072 0.99, 0.99, 1.00, 4096 0.99, 1.00, 0.99,
-        // 4104 0.885, 0.99, 0.97, 5128 0.90, 0.945, 1.00, 6400 0.90, 0.995, 1.00, 7168 0.935, 0.99, 0.99,
-        // 7936 0.97, 0.95, 0.99, 8192 0.97, 0.96, 0.98, but softmax alone 1.00, 0.98, 0.98; 8200 five and
-        // eight 0.95, 0.935, 9216 0.99, 0.96.)
-        // With a mask, which four vectors have room for: 512 MB with a full one and one for all rows, eight
-        // and four, 8192 columns 0.92, 0.92 and 0.93, 0.94, 16384 0.91, 0.92 and 0.94, 0.91.
-        using Transform = typename Problem::Transform;
-        constexpr bool is_identity = std::is_same_v<Transform, BoundIdentity>,
-                       masks = has_packed_mask<Transform>;
-        const bool is_power_of_two = (vectors & (vectors - 1)) == 0;
-        // Of rows that are only read nothing else has to be held. (Logsumexp of bfloat16, fraction of reading
-        // at a copy's speed, with five or eight in three blocks and so: 10000 columns 0.84 and 0.995, 12288
-        // 0.96 and 1.06.)
-        if (is_read_in_slices<Problem> && problem.operation == Operation::logsumexp) {
-          launch<8, false, 256, 4>(exec, problem, vectors, 8);
-        } else if (masks && vectors == 2048) {
-          launch<4, false, 512, 2>(exec, problem, vectors, 4);
-        } else if (is_power_of_two && vectors <= (is_identity || masks ? 1024 : 512)) {
-          launch<4, false, 256, 4>(exec, problem, vectors, 4);
-        } else if (Plan::five_fit_better(vectors)) {
-          launch<5, false, 256, 4>(exec, problem, vectors, 5);
-        } else {
-          launch<8, false, 256, 3>(exec, problem, vectors, 8);
-        }
-      }
+      if (both || !lies_anywhere(problem)) run_vectors(exec, problem, columns / Plan::width);
       if (both || lies_anywhere(problem))
         run_anywhere(exec, problem, RegistersOf<Problem, 1, true>::vectors_of_row(columns));
     } else if (Plan::interleaves(columns)) {
@@ -197,6 +169,56 @@ struct BlockPerRow {
   template <class Problem>
   static constexpr bool is_read_in_slices =
       is_packed<Problem>&& std::is_same_v<typename Problem::Transform, BoundIdentity>;
+
+  /// Packed rows of whole vectors.
+  template <class Problem>
+  static void run_vectors(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    using Plan = RowInRegistersPlan<Problem>;
+    using Transform = typename Problem::Transform;
+    if constexpr (is_packed_and_may_end<Problem>) {
+      // Rows that end early want more blocks, though threads have to spill for them. (Squares with a factor
+      // and a causal mask, fraction of a copy of what is kept and all of y, as others are dealt and so: 2048
+      // columns 0.82 and 0.95, 2056 0.78 and 0.855, 2560 0.82 and 0.93, 3000 0.82 and 0.865, 4096 0.83 and
+      // 0.93, 5120 0.88 and 0.90, 6400 0.83 and 0.905, 8192 0.90 and 0.93, 9216 0.82 and 0.90, 16384 0.895
+      // and 0.93, log_softmax much the same; with a mask besides 2048 0.80 and 0.88, 4096 0.82 and 0.875,
+      // 8192 0.815 and 0.89, 16384 0.77 and 0.92. Where all is kept 2048 0.93 and 0.99, 3000 0.92 and 0.985,
+      // 4096 0.92 and 0.98, others within 0.01.)
+      if (vectors <= 1024 && Plan::five_fit_better(vectors)) {
+        launch<5, false, 256, 5>(exec, problem, vectors, 5);
+      } else {
+        launch<8, false, 256, 4>(exec, problem, vectors, 8);
+      }
+    } else {
+      // (Fraction of a copy with four, five and eight, bfloat16 on one H200, mean of softmax, log_softmax,
+      // and softmax with a factor, with a causal mask that keeps all besides, and with a temperature: 2056
+      // columns 0.86, 0.975, 0.90, 2568 0.93, 0.93, 0.96, 3072 0.99, 0.99, 1.00, 4096 0.99, 1.00, 0.99,
+      // 4104 0.885, 0.99, 0.97, 5128 0.90, 0.945, 1.00, 6400 0.90, 0.995, 1.00, 7168 0.935, 0.99, 0.99,
+      // 7936 0.97, 0.95, 0.99, 8192 0.97, 0.96, 0.98, but softmax alone 1.00, 0.98, 0.98; 8200 five and
+      // eight 0.95, 0.935, 9216 0.99, 0.96.)
+      constexpr bool is_identity = std::is_same_v<Transform, BoundIdentity>,
+                     masks = has_packed_mask<Transform>;
+      const bool is_power_of_two = (vectors & (vectors - 1)) == 0;
+      // Of rows that are only read nothing else has to be held. (Logsumexp of bfloat16, fraction of reading
+      // at a copy's speed, with five or eight in three blocks and so: 10000 columns 0.84 and 0.995, 12288
+      // 0.96 and 1.06.)
+      if (is_read_in_slices<Problem> && problem.operation == Operation::logsumexp) {
+        launch<8, false, 256, 4>(exec, problem, vectors, 8);
+      } else if (is_power_of_two && !masks && vectors <= (is_identity ? 1024 : 512)) {
+        launch<4, false, 256, 4>(exec, problem, vectors, 4);
+      } else if (Plan::five_fit_better(vectors)) {
+        launch<5, false, 256, 4>(exec, problem, vectors, 5);
+      } else if (masks && vectors <= 512) {
+        // (512 MB with a temperature and a mask, softmax and log_softmax, with four vectors and with eight in
+        // three and in four blocks: 2048 columns 0.875 and 0.87, 0.94 twice, 0.99 twice, 4096 0.96 and 0.89,
+        // 1.00 and 0.99, 1.00 twice, 8192 0.96 and 0.94, 1.01 and 1.00, 0.99 twice, 16384 0.86 and 0.89, 1.01
+        // and 1.00, 0.99 twice; with a mask alone 1.00 to 1.07 all, but 16384 1.02 and 0.98, 1.00 twice, 0.99
+        // twice.)
+        launch<8, false, 256, 4>(exec, problem, vectors, 8);
+      } else {
+        launch<8, false, 256, 3>(exec, problem, vectors, 8);
+      }
+    }
+  }
 
   /// Packed rows that begin anywhere. Seven vectors a thread are as many as four blocks of 256 threads have
   /// registers for, and what is under way at once is what counts; but five or six where these leave fewer of
@@ -369,11 +391,18 @@ struct BlockPerRow {
   /// Blocks of at most 256 threads: four on a multiprocessor where rows come from L2, three where they come
   /// from memory and more would be in each other's way. (Fraction of a copy with three and four, float on one
   /// H200: 64 MB of 4096 columns 0.947 and 0.959, 256 MB 0.959 and 0.961; 1 GiB of 8192 columns 0.973 and
-  /// 0.963, of 8193 0.959 and 0.935.)
+  /// 0.963, of 8193 0.959 and 0.935.) Four, too, where memory is fast, for softmax of rows that end early.
+  /// (Squares with a factor and a causal mask, of a copy of what is kept and all of y: 2048 columns 0.916 and
+  /// 0.925, 4096 0.905 and 0.917, 6144 0.88 and 0.91, 8192 0.885 and 0.927; log_softmax of 4096 0.91 and
+  /// 0.89, 8192 0.90 twice; one H100 2048 0.974 and 0.953, 8192 0.967 and 0.958.)
   template <int vectors, bool irregular, class Problem>
   static void launch_256(const Kokkos::Cuda& exec, const Problem& problem, index_type columns_of_thread) {
     const RowGeometry& g = problem.geometry;
-    const bool from_memory = comes_from_memory(problem);
+    const bool end_early = !irregular && std::is_same_v<typename Problem::In, float> &&
+                           problem.operation == Operation::softmax &&
+                           drops_ends(problem.transform, g.columns);
+    const bool from_memory =
+        comes_from_memory(problem) && !(end_early && has_fast_memory(exec.cuda_device()));
     // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
     if (g.rows == 0 || from_memory)
       launch<vectors, irregular, 256, 3>(exec, problem, g.columns, columns_of_thread);

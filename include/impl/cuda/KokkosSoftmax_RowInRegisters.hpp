@@ -136,16 +136,31 @@ inline constexpr bool may_have_rows_in_turn = [] {
   };
 }();
 
+/// Whether rows may have an end of which nothing is kept.
+template <class Problem>
+inline constexpr bool may_drop_ends = knows_end_of_kept<typename Problem::Transform::Row>;
+
+/// Whether rows that stay as they are in memory may. They have less to read, so that more of them have to be
+/// under way.
+template <class Problem>
+inline constexpr bool is_packed_and_may_end = is_packed<Problem>&& may_drop_ends<Problem>;
+
+/// Whether a lane has up to eight vectors of packed rows, so that a warp has more rows, and what is done once
+/// for a row is shared by more of it: of rows that may end early, and those with a mask and a temperature.
+template <class Problem>
+inline constexpr bool has_many_vectors_a_lane = is_packed_and_may_end<Problem> ||
+                                                (is_packed<Problem> &&
+                                                 has_packed_mask<typename Problem::Transform> &&
+                                                 PartsOfChain<typename Problem::Transform>::temperatures > 0);
+
 /// How a problem's rows are held. `irregular`: interleaved, or, by address, anywhere.
 template <class Problem, int vectors, bool irregular>
 using RegistersOf = std::conditional_t<
-    is_packed<Problem>,
-    PackedRow<typename Problem::In, vectors, irregular, knows_end_of_kept<typename Problem::Transform::Row>>,
-    std::conditional_t<
-        may_be_by_address<Problem> && irregular,
-        LogitsByAddress<typename Problem::In, vectors, knows_end_of_kept<typename Problem::Transform::Row>,
-                        !only_drops<typename Problem::Transform>>,
-        RowRegisters<typename Problem::In, typename Problem::Out, vectors, irregular>>>;
+    is_packed<Problem>, PackedRow<typename Problem::In, vectors, irregular, may_drop_ends<Problem>>,
+    std::conditional_t<may_be_by_address<Problem> && irregular,
+                       LogitsByAddress<typename Problem::In, vectors, may_drop_ends<Problem>,
+                                       !only_drops<typename Problem::Transform>>,
+                       RowRegisters<typename Problem::In, typename Problem::Out, vectors, irregular>>>;
 
 template <class Acc>
 struct ReduceWarps;
@@ -367,7 +382,7 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
     FixedPointUnits units{0, 0};
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
-      if (row.skips(k, threads)) break;
+      if (row.skips(k, threads) || row.drops_all(k, threads)) break;
 #pragma unroll
       for (int i = 0; i < pairs; ++i) {
         const unsigned pair = row.held[k * pairs + i];
@@ -390,7 +405,9 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
     addressed_row_result<Problem>(
         problem.operation, row.columns, max_of_row, logits, sum_of_exponentials,
         [&](const auto& output) {
+          const unsigned of_dropped = may_drop_end ? output(-infinity_v<float>, -infinity_v<float>) : 0u;
           store([&](int k, int i) {
+            if (row.drops_all(k, threads)) return of_dropped;
             if constexpr (holds_exponentials && requires { output.of_exponentials(0.0f, 0.0f); }) {
               const auto& held = held_exponential[k * pairs + i];
               return output.of_exponentials(held[0], held[1]);
@@ -453,11 +470,18 @@ __device__ __forceinline__ void softmax_in_registers(Row& row, const Threads& th
     for (auto& value : row.held) value -= below.subtracted;
   }
   const bool are_needed = problem.operation == Operation::log_softmax;
+  const auto drops_all = [&](int k) {
+    if constexpr (requires { row.drops_all(k, threads); }) {
+      return row.drops_all(k, threads);
+    } else {
+      return false;
+    }
+  };
   const auto sum = [&](auto of_logarithm, const auto& term) {
     FixedPointUnits units{Row::first_units, 0};
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
-      if (row.skips(k, threads)) break;
+      if (row.skips(k, threads) || drops_all(k)) break;
 #pragma unroll
       for (int i = k * width; i < (k + 1) * width; i += 2)
         units.template add<decltype(of_logarithm)::value>(term(row.held[i]), term(row.held[i + 1]));
@@ -475,7 +499,11 @@ __device__ __forceinline__ void softmax_in_registers(Row& row, const Threads& th
         }
       },
       [&](const auto& output) {
+        // (Of softmax, exponentials are held by now.)
+        const float dropped = are_needed ? -infinity_v<float> : 0.0f;
+        const unsigned of_dropped = output(dropped, dropped);
         store([&](int k, int i) {
+          if (drops_all(k)) return of_dropped;
           return output(row.held[k * width + 2 * i], row.held[k * width + 2 * i + 1]);
         });
       },
@@ -484,8 +512,9 @@ __device__ __forceinline__ void softmax_in_registers(Row& row, const Threads& th
       });
 }
 
-/// Across the lanes of a row. Maxima may be NaN.
-template <class Acc, int group>
+/// Across the lanes of a row. Maxima may be NaN. Where fewer lanes than a warp have a row, it is one of less
+/// than 2^10 unless it `may_be_longer`.
+template <class Acc, int group, bool may_be_longer = (group == 32)>
 struct ReduceGroup {
   __device__ Acc max(Acc value) const {
     if constexpr (std::is_same_v<Acc, float> && group == 32) {
@@ -526,11 +555,10 @@ struct ReduceGroup {
     return joined(partial_sum(value)).rounded();
   }
 
-  /// Fewer lanes than a warp have rows of less than 2^10.
   template <bool exact>
   __device__ float sum_of_units(const FixedPointUnits& units) const {
     const unsigned rest = exact ? add(units.rest) : 0;
-    if constexpr (group < 32) {
+    if constexpr (!may_be_longer) {
       return FixedPointUnits::rounded<exact>(add(units.whole), rest);
     } else {
       const unsigned long long high = add(units.whole >> 11);
@@ -627,9 +655,13 @@ struct ReduceVectors {
 
 /// Blocks of 128 threads that a multiprocessor shall have room for: as many registers as a row takes, and few
 /// beside them.
-template <class Problem, class Registers, bool irregular>
+template <class Problem, class Registers, bool irregular, int lanes>
 inline constexpr int least_blocks_of_warps = [] {
   const std::size_t bytes = sizeof(Registers::held);
+  if (has_many_vectors_a_lane<Problem> && !(irregular && has_packed_mask<typename Problem::Transform>)) {
+    const bool many = irregular || (lanes == 16 && !has_packed_mask<typename Problem::Transform>);
+    return many || bytes <= 64 ? 8 : bytes <= 80 ? 10 : bytes <= 96 ? 8 : 6;
+  }
   if (Registers::by_address && !is_packed<Problem>) return bytes <= 96 ? 8 : bytes <= 128 ? 7 : 6;
   const int spare =
       is_packed<Problem> ? (irregular || bytes > 80 ? 2 : 1) : (irregular || bytes <= 80 ? 0 : 1);

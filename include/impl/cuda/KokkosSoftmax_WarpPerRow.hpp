@@ -16,9 +16,11 @@ namespace KokkosSoftmax::impl {
 
 template <int vectors, bool irregular, int group, class Problem>
 __global__ void __launch_bounds__(
-    128, least_blocks_of_warps<Problem, RegistersOf<Problem, vectors, irregular>, irregular>)
+    128, least_blocks_of_warps<Problem, RegistersOf<Problem, vectors, irregular>, irregular, group>)
     warp_per_row_kernel(const __grid_constant__ Problem problem) {
   using Registers = RegistersOf<Problem, vectors, irregular>;
+  constexpr bool may_be_longer =
+      group == 32 || (has_many_vectors_a_lane<Problem> && vectors * Registers::width * group >= 1024);
   const index_type position = static_cast<index_type>(blockIdx.x) * (128 / group) + threadIdx.x / group;
   const bool exists = position < problem.geometry.rows;
   grid_dependency_wait();
@@ -29,14 +31,16 @@ __global__ void __launch_bounds__(
   const LanesOfRow<group> threads{static_cast<int>(threadIdx.x % group),
                                   images_of_rows + threadIdx.x / group * Registers::image_bytes(group)};
   // (Not where a block has a row: longer rows gain little, and those of bfloat16 with a transform lost 3 in
-  // 100.)
-  if (const int gap = gap_to_read(problem); gap > 0)
-    read_ends_of_row(problem.y + where.y_offset, static_cast<int>(problem.geometry.columns), gap,
-                     threads.rank() == 0, threads.rank() == 1);
+  // 100. Nor where ends are dropped: 128 columns with a factor and a causal mask lost 2 to 6 in 100.)
+  if constexpr (!is_packed_and_may_end<Problem>) {
+    if (const int gap = gap_to_read(problem); gap > 0)
+      read_ends_of_row(problem.y + where.y_offset, static_cast<int>(problem.geometry.columns), gap,
+                       threads.rank() == 0, threads.rank() == 1);
+  }
   Registers row;
   softmax_in_registers(
       row, threads, problem, problem.y + where.y_offset, exists && threads.index == 0,
-      ReduceGroup<typename Problem::Acc, group>{},
+      ReduceGroup<typename Problem::Acc, group, may_be_longer>{},
       [&](bool looks) { return load_row(problem, where, row, threads, looks); },
       [&](const auto& output) { store_row(problem, where, position, row, threads, output); });
 }
@@ -66,7 +70,13 @@ struct WarpPerRow {
       // `reserve` launches over no rows: that loads the kernel for other addresses, too, which a capture
       // could not do.
       const bool both = problem.geometry.rows == 0 && columns % Plan::width == 0;
-      if (both || !lies_anywhere(problem)) run_vectors(exec, problem, columns / Plan::width);
+      if (both || !lies_anywhere(problem)) {
+        if constexpr (has_many_vectors_a_lane<Problem>) {
+          run_many_vectors(exec, problem, columns / Plan::width);
+        } else {
+          run_vectors(exec, problem, columns / Plan::width);
+        }
+      }
       if (both || lies_anywhere(problem))
         run_anywhere(exec, problem, RegistersOf<Problem, 1, true>::vectors_of_row(columns));
     } else if (!Plan::interleaves(columns)) {
@@ -181,11 +191,11 @@ struct WarpPerRow {
   }
 
   /// `vectors` each of so many lanes.
-  template <int vectors_, int lanes_>
+  template <int vectors_, int lanes_, bool may_be_longer = false>
   struct Share {
     static constexpr int vectors = vectors_, lanes = lanes_;
     static constexpr index_type longest =
-        vectors * lanes - (lanes == 16 && vectors == 8 ? 2 : 0);  // see ReduceGroup::sum_of_units
+        vectors * lanes - (lanes == 16 && vectors == 8 && !may_be_longer ? 2 : 0);  // see ReduceGroup
   };
   /// Calls `launch` with the first of these, in rising order, that takes a row of so many vectors.
   template <class First, class... Others, class Launch>
@@ -197,6 +207,42 @@ struct WarpPerRow {
       }
     }
     launch(First());
+  }
+
+  /// Packed rows, see has_many_vectors_a_lane. (1 GiB of bfloat16 on one H200, with the lanes of run_vectors
+  /// and so. Squares with a factor and a causal mask, fraction of a copy of what is kept and all of y: 64
+  /// columns 0.64 and 0.70, 96 0.64 and 0.75, 128 0.77 and 0.84, 256 0.785 and 0.91, 512 0.80 and 0.915, 768
+  /// 0.85 and 0.92, 1000 0.79 and 0.89, 1024 0.81 and 0.94, 1536 0.82 and 0.92; with a mask besides 256 0.84
+  /// and 0.89, 1024 0.85 and 0.92, 1536 0.815 and 0.92. Where all is kept 128 columns 0.905 and 0.96, 256
+  /// 0.925 and 0.98, 512 0.94 and 0.98, 1024 0.87 and 0.97, 1536 0.91 and 0.98, but 64 0.82 and 0.79, for
+  /// which there are tiles then. 512 MB with a temperature and a mask, softmax and log_softmax: 64 0.78 twice
+  /// and 0.92, 128 0.91 twice and 0.97 and 0.945, 256 0.96 and 0.93, 0.98 and 0.97, 512 1.00 and 0.96, 1.00
+  /// twice, 1024 1.01 and 0.97, 1.00 twice.)
+  /// Rows that the device has threads for all at once want to be short of work, not of threads. (Squares with
+  /// a factor and a causal mask in a CUDA graph on one H200, microseconds, a row in the lanes of many rows
+  /// and so: 512 x 256 2.3, in four lanes of eight vectors, and 1.8, 1024 x 256 3.4 and 2.2, 4096 x 256 3.5
+  /// and 2.7, 1024 x 512 3.4 and 2.2, 2048 x 512 3.5 and 2.7, 8192 x 512 4.9 and 5.0, 1024 x 1024 3.6
+  /// and 2.55, 2048 x 1024 4.0 and 3.35, 4096 x 1024 5.3 and 4.9, 8192 x 1024 7.8 and 8.6; in a thread for
+  /// each vector 2048 x 512 2.9, 4096 x 256 4.2.)
+  template <class Problem>
+  static void run_many_vectors(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    const index_type rows = problem.geometry.rows,
+                     threads_at_once =
+                         1024 * static_cast<index_type>(exec.cuda_device_prop().multiProcessorCount);
+    const int threads = (static_cast<int>(vectors) + 31) / 32 * 32;
+    const auto launch_of = [&]<class S>(S) { launch<S::vectors, false, S::lanes>(exec, problem); };
+    // `reserve` launches over no rows: that loads all of these kernels, which a capture could not do.
+    if (vectors > 16 && rows * threads <= threads_at_once / 2) {
+      launch_warps<8, false>(exec, problem, threads);
+      if (rows > 0) return;
+    }
+    if (rows * threads <= 2 * threads_at_once) {
+      with_share<Share<2, 4>, Share<4, 4>, Share<4, 8>, Share<4, 16>, Share<4, 32>, Share<5, 32>,
+                 Share<6, 32>, Share<8, 32>>(vectors, launch_of);
+      if (rows > 0) return;
+    }
+    with_share<Share<4, 2>, Share<4, 4>, Share<8, 4>, Share<8, 8>, Share<8, 16, true>, Share<5, 32>,
+               Share<6, 32>, Share<8, 32>>(vectors, launch_of);
   }
 
   /// Logits of 16-bit rows of whole vectors: two to four a lane, which share what is done once, and leave few
@@ -255,7 +301,7 @@ struct WarpPerRow {
       launch_share<S, true>(exec, problem);
     } else {
       using Registers = RegistersOf<Problem, S::vectors, true>;
-      constexpr int least_blocks = least_blocks_of_warps<Problem, Registers, true>;
+      constexpr int least_blocks = least_blocks_of_warps<Problem, Registers, true, S::lanes>;
       const index_type rows = problem.geometry.rows;
       // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
       if ((rows == 0 || rows > most_rows_in_warps) &&
@@ -282,10 +328,15 @@ struct WarpPerRow {
     // `reserve` launches over no rows: that loads the other kernel, too, which a capture could not do.
     if (problem.geometry.rows == 0)
       (void)has_grid_dependency_wait(&warp_per_row_kernel<vectors, irregular, 32, Problem>);
+    launch_warps<vectors, irregular>(exec, problem, vectors * 32);
+  }
+  /// Each thread has a vector, where a lane of a single warp would have `vectors`.
+  template <int vectors, bool irregular, class Problem>
+  static void launch_warps(const Kokkos::Cuda& exec, const Problem& problem, int threads) {
     using Registers = RegistersOf<Problem, 1, irregular>;
     using Acc = typename Problem::Acc;
     using Reduce = std::conditional_t<Registers::by_address, ReduceWarps<Acc>, ReduceVectors<Acc, vectors>>;
-    constexpr int threads = vectors * 32, most_threads = Registers::by_address ? 256 : threads;
+    constexpr int most_threads = Registers::by_address ? 256 : vectors * 32;
     launch_rows_kernel<&block_per_row_kernel<1, irregular, most_threads, 4, Reduce, Problem>, Registers>(
         exec, name, problem.geometry.rows, threads, Registers::image_bytes(threads), problem);
   }
