@@ -85,6 +85,10 @@ struct WarpPerRow {
       } else if constexpr (may_be_by_address<Problem>) {
         run_logits_of_vectors(exec, problem, columns / Plan::width);
       } else {
+        if constexpr (widens_rows<Problem>) {
+          if (problem.operation != Operation::logsumexp)
+            return run_widened_vectors(exec, problem, columns / Plan::width);
+        }
         run_vectors(exec, problem, columns / Plan::width);
       }
     } else if constexpr (may_be_by_address<Problem>) {
@@ -188,6 +192,19 @@ struct WarpPerRow {
     } else {
       launch_warp_or_warps<8, false>(exec, problem);
     }
+  }
+
+  /// Rows that are written in more bytes than they have: few vectors a lane, which become twice as many.
+  /// (1 GiB of bfloat16 or half to float on one H200, softmax, fraction of a copy, with the lanes of
+  /// run_vectors and so: 32 columns 0.85 and 0.97, 96 0.81 and 0.96, 192 0.92 and 0.95, 200 0.60 and 0.97,
+  /// 384 0.94 and 0.97, 1000 and 1024, see least_blocks_of_warps, 0.69 and 0.97, 0.69 and 0.95; but 320 0.95
+  /// and 0.92, 640 0.97 and 0.91.)
+  template <class Problem>
+  static void run_widened_vectors(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    if (vectors > 32 && vectors <= 40) return launch<8, false, 8>(exec, problem);
+    if (vectors > 64 && vectors <= 80) return launch<8, false, 16>(exec, problem);
+    with_share<Share<1, 4>, Share<2, 4>, Share<2, 8>, Share<2, 16>, Share<2, 32>, Share<4, 32>>(
+        vectors, [&]<class S>(S) { launch_share<S, false>(exec, problem); });
   }
 
   /// `vectors` each of so many lanes.
