@@ -88,16 +88,23 @@ TEST(CudaPackedRows, Factor) {
   }
 }
 
+// With what makes NaN where a causal mask drops it.
+Case with_dropped(const Case& c, std::int64_t offset) {
+  auto dropped = c;
+  for (std::int64_t i = 0; i < c.size(); ++i) {
+    if (i % c.extents[2] > i / c.extents[2] % c.extents[1] + offset)
+      dropped.logits[static_cast<std::size_t>(i)] = i % 2 ? reference::nan : reference::infinity;
+  }
+  return dropped;
+}
+
 template <class T>
-void check_causal(const Case& c, Gaps gaps, std::initializer_list<std::int64_t> offsets) {
-  const std::int64_t columns = c.extents[2];
-  for (const std::int64_t offset : offsets) {
+void check_causal(std::int64_t columns, Gaps gaps) {
+  const auto c = special_case<T>(columns, gaps);
+  for (const std::int64_t offset :
+       {-std::int64_t(5), std::int64_t(0), columns / 2, columns - 6, 2 * columns}) {
     SCOPED_TRACE(offset);
-    auto dropped = c;
-    for (std::int64_t i = 0; i < c.size(); ++i) {
-      if (i % columns > i / columns % c.extents[1] + offset)
-        dropped.logits[static_cast<std::size_t>(i)] = i % 2 ? reference::nan : reference::infinity;
-    }
+    auto dropped = with_dropped(c, offset);
     dropped.chain = {reference::causal(offset)};
     check_all<T>(dropped, gaps, ks::causal(offset));
     for (const double factor : {0.125, -0.5}) {
@@ -110,10 +117,9 @@ void check_causal(const Case& c, Gaps gaps, std::initializer_list<std::int64_t> 
 // Ends in a vector, at its boundaries, before the first column and behind the last.
 TEST(CudaPackedRows, Causal) {
   for (const auto columns : lengths) {
-    const std::initializer_list<std::int64_t> offsets{-5, 0, columns / 2, columns - 6, 2 * columns};
     for (const Gaps gaps : all_gaps) {
-      check_causal<bhalf_t>(special_case<bhalf_t>(columns, gaps), gaps, offsets);
-      if (columns % 2 == 1) check_causal<half_t>(special_case<half_t>(columns, gaps), gaps, offsets);
+      check_causal<bhalf_t>(columns, gaps);
+      if (columns % 2 == 1) check_causal<half_t>(columns, gaps);
     }
   }
 }
@@ -123,17 +129,22 @@ std::int64_t many_rows(std::int64_t columns) {
   return 600 + (std::int64_t(1) << 21) * 9 / 8 / columns;
 }
 
-// Rows that have several warps each, those of which a warp has few, and of which it has many: of each of them
-// anything is kept.
+// Of rows side by side anything is kept.
+template <class T>
+void check_causal_rows(std::int64_t columns, std::int64_t rows, Gaps gaps) {
+  const std::int64_t offset = columns - rows / 2;
+  auto c = with_dropped(special_case<T>(columns, gaps, 1, rows), offset);
+  c.chain = {reference::scale(accumulator<T>(), 0.125), reference::causal(offset)};
+  for (auto operation : operations)
+    run_case<T, T, 3>(Exec(), operation, c, "", ks::scale(0.125) | ks::causal(offset));
+}
+
+// Those of which a warp has few, and those of which it has many.
 TEST(CudaPackedRows, CausalInManyRows) {
   for (const std::int64_t columns : {64, 100, 128, 256, 512, 1001, 1024, 1280, 1536, 2040}) {
-    const std::int64_t many = many_rows(columns);
-    const std::initializer_list<std::int64_t> offsets{-20, columns - many / 2};
-    check_causal<bhalf_t>(special_case<bhalf_t>(columns, Gaps::none, 1, many), Gaps::none, offsets);
-    check_causal<bhalf_t>(special_case<bhalf_t>(columns, Gaps::none, 1, columns <= 512 ? 3000 : 600),
-                          Gaps::none, {columns - 500});
-    if (columns % 512 == 0)
-      check_causal<half_t>(special_case<half_t>(columns, Gaps::rows, 1, many), Gaps::rows, offsets);
+    check_causal_rows<bhalf_t>(columns, columns <= 512 ? 3000 : 600, Gaps::none);
+    check_causal_rows<bhalf_t>(columns, many_rows(columns), Gaps::none);
+    if (columns == 512) check_causal_rows<half_t>(columns, many_rows(columns), Gaps::rows);
   }
 }
 
