@@ -98,6 +98,7 @@ Case with_dropped(const Case& c, std::int64_t offset) {
   return dropped;
 }
 
+// Ends in a vector, at its boundaries, before the first column and behind the last.
 template <class T>
 void check_causal(std::int64_t columns, Gaps gaps) {
   const auto c = special_case<T>(columns, gaps);
@@ -114,7 +115,6 @@ void check_causal(std::int64_t columns, Gaps gaps) {
   }
 }
 
-// Ends in a vector, at its boundaries, before the first column and behind the last.
 TEST(CudaPackedRows, Causal) {
   for (const auto columns : lengths) {
     for (const Gaps gaps : all_gaps) {

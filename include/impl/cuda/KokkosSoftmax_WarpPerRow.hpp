@@ -246,7 +246,7 @@ struct WarpPerRow {
     const index_type rows = problem.geometry.rows,
                      threads_at_once =
                          1024 * static_cast<index_type>(exec.cuda_device_prop().multiProcessorCount);
-    const int threads = (static_cast<int>(vectors) + 31) / 32 * 32;
+    const int threads = RowInRegistersPlan<Problem>::threads_of_block(vectors, 1);
     const auto launch_of = [&]<class S>(S) { launch<S::vectors, false, S::lanes>(exec, problem); };
     // `reserve` launches over no rows: that loads all of these kernels, which a capture could not do.
     if (vectors > 16 && rows * threads <= threads_at_once / 2) {
