@@ -174,21 +174,37 @@ struct BlockPerRow {
       is_packed<Problem>&& std::is_same_v<typename Problem::Transform, BoundIdentity>;
 
   /// Rows that are written in more bytes than they have, in whole vectors. (Fraction of a copy, bfloat16 to
-  /// float on one H200, softmax, with five vectors a thread in three blocks or eight in two, and so: 1280
-  /// columns 0.88 and 0.975, 2000 0.90 and 0.96, 2048 0.90 and 0.97, 2560 0.84 and 0.95, 5000 0.79 and 0.93,
-  /// 8192 0.73 and 0.775, 12288 0.65 and 0.74, 16384 0.66 and 0.73. logsumexp loses as much.)
+  /// float on one H200, softmax with two factors, with three vectors a thread, with eight and with four: 1536
+  /// columns 0.99 all, 2000 0.98, 0.98, 0.97, 2560 0.99, 0.95, 0.98, 4096 0.96, 0.97, 0.96, 5000 0.95, 1.00,
+  /// 0.98, 8192 with eight and four 0.98 and 0.96, 10000 0.99 and 0.98, 12288 0.88 and 0.91, 16384 0.98
+  /// twice.)
   template <class Problem>
   static void run_widened(const Kokkos::Cuda& exec, const Problem& problem) {
     using Plan = RowInRegistersPlan<Problem>;
-    const index_type columns = problem.geometry.columns, vectors = columns / Plan::width;
-    if (vectors > 768) {
-      launch<4, false, 512, 2>(exec, problem, columns, 4 * Plan::width);
-    } else if (vectors > 192 && vectors <= 256) {
-      launch<3, false, 256, 3>(exec, problem, columns, 3 * Plan::width);
-    } else if (vectors <= 512 && Plan::five_fit_better(vectors)) {
-      launch<5, false, 256, 2>(exec, problem, columns, 5 * Plan::width);
-    } else {
+    const index_type columns = problem.geometry.columns;
+    if (columns <= 3072) {
+      launch<3, false, 256, 4>(exec, problem, columns, 3 * Plan::width);
+    } else if (columns <= 5 * 256 * Plan::width) {
       launch<8, false, 256, 2>(exec, problem, columns, 8 * Plan::width);
+    } else {
+      launch<4, false, 512, 2>(exec, problem, columns, 4 * Plan::width);
+    }
+  }
+
+  /// Packed rows of whole vectors that are written in more bytes than they have. (Fraction of a copy of what
+  /// has to move, bfloat16 to float on one H200, with three, six and eight vectors a thread: 2048 columns
+  /// 0.99, 0.98, 0.96, 4096 1.00, 0.97, 0.97, 5000 0.90, 0.98, 0.98, 8192 0.97 and 0.96 with the last two,
+  /// 11000 0.97 twice, 12288 0.95 twice, 16384 0.97 with eight; squares with a factor and a causal mask 2048
+  /// 0.90, 0.92, 0.94, 4096 0.83, 0.94, 0.93, 8192 0.95 and 0.94, 12288 0.95 twice.)
+  template <class Problem>
+  static void run_widened_vectors(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    if constexpr (!may_drop_ends<Problem>) {
+      if (vectors <= 512) return launch<3, false, 256, 4>(exec, problem, vectors, 3);
+    }
+    if (vectors <= 6 * 256) {
+      launch<6, false, 256, 3>(exec, problem, vectors, 6);
+    } else {
+      launch<8, false, 256, 2>(exec, problem, vectors, 8);
     }
   }
 
@@ -197,6 +213,9 @@ struct BlockPerRow {
   static void run_vectors(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
     using Plan = RowInRegistersPlan<Problem>;
     using Transform = typename Problem::Transform;
+    if constexpr (widens_rows<Problem>) {
+      if (problem.operation != Operation::logsumexp) return run_widened_vectors(exec, problem, vectors);
+    }
     if constexpr (is_packed_and_may_end<Problem>) {
       // Rows that end early want more blocks, though threads have to spill for them. (Squares with a factor
       // and a causal mask, fraction of a copy of what is kept and all of y, as others are dealt and so: 2048

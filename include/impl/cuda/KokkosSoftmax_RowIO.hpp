@@ -9,12 +9,12 @@
 ///   interleaved   rows of any other length: neighbours lie in neighbouring threads, so that accesses of
 ///                 single elements coalesce at any alignment. Long rows with operands, and these, are read
 ///                 by way of shared memory (StagedRowPlan says which).
-///   by address    16 bits in and out: vectors of 16 bytes begin at the boundaries of memory, wherever the
-///   row
-///                 begins. Without a transform or with one of those that keeps_rows_packed names they stay as
-///                 they are (PackedRow), rows of any length; else those of other lengths than whole vectors
-///                 become logits (LogitsByAddress), with operands by way of shared memory. Sums of these rows
-///                 are exact, so that which thread adds what makes no difference.
+///   by address    16 bits in: vectors of 16 bytes begin at memory's boundaries, wherever the row does.
+///                 Without a transform or with one of those that keeps_rows_packed names they stay as they
+///                 are (PackedRow), rows of any length, which may become floats; else, of 16 bits in and out,
+///                 those of other lengths than whole vectors become logits (LogitsByAddress), with operands
+///                 by way of shared memory. Sums of these rows are exact, so that which thread adds what
+///                 makes no difference.
 
 #ifndef KOKKOSSOFTMAX_ROWIO_HPP
 #define KOKKOSSOFTMAX_ROWIO_HPP
@@ -154,6 +154,28 @@ __device__ __forceinline__ uint4 shifted_vector(const uint4* vectors, int bytes)
   unsigned w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
   shift_words<16, unit, 4>(w, bytes);
   return {w[0], w[1], w[2], w[3]};
+}
+
+/// Two vectors that a lane has for neighbouring places, lanes one after the other: those of a pair of lanes
+/// give each other one, so that each instruction writes whole sectors of 32 bytes. The first is for the even
+/// lane's pair of places then, the second for the odd one's, each for its first or its second place as the
+/// lane is even or odd. (Half sectors, written one after the other, are slow. Rows of bfloat16 to float on
+/// one H200, fraction of a copy without and with this: 1024 columns 0.85 and 0.99, 4096 0.75 and 0.97, 16384
+/// 0.65 and 0.96.)
+template <class Vector>
+__device__ __forceinline__ void exchange_halves(Vector (&half)[2]) {
+  static_assert(sizeof(Vector) == sizeof(uint4));
+  const bool odd = threadIdx.x % 2 != 0;
+  const uint4 first = bits_as<uint4>(half[0]), second = bits_as<uint4>(half[1]);
+  // (Word by word: a choice of whole vectors would be one of addresses.)
+  const auto first_and_second = [&](unsigned of_first, unsigned of_second) {
+    const unsigned got = __shfl_xor_sync(0xffffffffu, odd ? of_first : of_second, 1);
+    return uint2{odd ? got : of_first, odd ? of_second : got};
+  };
+  const uint2 x = first_and_second(first.x, second.x), y = first_and_second(first.y, second.y),
+              z = first_and_second(first.z, second.z), w = first_and_second(first.w, second.w);
+  half[0] = bits_as<Vector>(uint4{x.x, y.x, z.x, w.x});
+  half[1] = bits_as<Vector>(uint4{x.y, y.y, z.y, w.y});
 }
 
 /// For rows of y with `gap` elements between them: brings the sectors of 32 bytes to L2 that a row has a part
@@ -489,14 +511,30 @@ struct RowRegisters {
       auto* const to = anchored(reinterpret_cast<OutPart*>(y) + number(0, threads) * stores);
       const bool full = exists && is_full(vectors - 1, columns, threads);
       const int left = columns - number(0, threads) * width;
+      if constexpr (stores == 2) {
+        const bool odd = threads.index % 2 != 0;
+        const int left_of[2] = {left + (odd ? width : 0), left - (odd ? 0 : width)};
 #pragma unroll
-      for (int k = 0; k < vectors; ++k) {
-        if (has_all_of(k, threads) || full || left > k * threads.count * width) {
+        for (int k = 0; k < vectors; ++k) {
           OutVector out;
           round_outputs(k, output, out);
+          exchange_halves(out.part);
 #pragma unroll
-          for (int p = 0; p < stores; ++p)
-            store_of_row<Threads>(to + k * threads.count * stores + p, out.part[p]);
+          for (int p = 0; p < stores; ++p) {
+            if (full || left_of[p] > k * threads.count * width)
+              store_of_row<Threads>(to - odd + k * threads.count * stores + 2 * p, out.part[p]);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < vectors; ++k) {
+          if (has_all_of(k, threads) || full || left > k * threads.count * width) {
+            OutVector out;
+            round_outputs(k, output, out);
+#pragma unroll
+            for (int p = 0; p < stores; ++p)
+              store_of_row<Threads>(to + k * threads.count * stores + p, out.part[p]);
+          }
         }
       }
     } else if constexpr (!fills_steps_v<Threads>) {
@@ -707,8 +745,8 @@ struct RowRegisters {
 
 /// A row of 16 bits by address: in vectors of memory's 16 bytes. Where it lies `anywhere`, the first and the
 /// last of these may hold less of the row. Pairs stay as they lie in memory until they are used.
-/// `may_drop_end`: rows may have an end of which nothing is kept.
-template <class T, int vectors_, bool anywhere, bool may_drop_end = false>
+/// `may_drop_end`: rows may have an end of which nothing is kept. `Out`: what it becomes, 16 bits or floats.
+template <class T, int vectors_, bool anywhere, bool may_drop_end = false, class Out = T>
 struct PackedRow {
   static constexpr bool by_address = true;
   static constexpr int vectors = vectors_;
@@ -716,7 +754,7 @@ struct PackedRow {
   static constexpr int store_bytes = 16;
   static constexpr int pairs = width / 2;
   KOKKOS_FORCEINLINE_FUNCTION static constexpr int image_bytes(int threads) {
-    return threads * vectors * 16 + image_padding;
+    return threads * vectors * width * static_cast<int>(sizeof(Out)) + image_padding;
   }
   /// Vectors that rows of so many elements lie in, at most.
   static constexpr index_type vectors_of_row(index_type columns) {
@@ -938,10 +976,22 @@ struct PackedRow {
 
   /// Writes output(k, i), a pair of results, for the pairs i of vectors k. `dense`: the next row, which has
   /// the next lanes, begins where this one ends.
-  template <class Out, class Threads, class Output>
+  template <class Threads, class Output>
   __device__ void store(Out* y, bool exists, bool next_exists, bool dense, const Threads& threads,
                         const Output& output) const {
-    static_assert(sizeof(Out) == sizeof(T));
+    if constexpr (is_16_bit_v<Out>) {
+      store_16_bits(y, exists, next_exists, dense, threads, output);
+    } else {
+      store_floats(y, exists, next_exists, dense, threads, output);
+    }
+  }
+
+ private:
+  static constexpr unsigned minus_infinities = PackedPair<T>::minus_infinities;
+
+  template <class Threads, class Output>
+  __device__ void store_16_bits(Out* y, bool exists, bool next_exists, bool dense, const Threads& threads,
+                                const Output& output) const {
     const auto shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % 16 / sizeof(T));
     if (!anywhere || __all_sync(0xffffffffu, shift == before)) {
       uint4* const to = anchored(reinterpret_cast<uint4*>(y - before) + threads.index);
@@ -996,6 +1046,99 @@ struct PackedRow {
     }
   }
 
+  /// Of floats, a vector of the row being two of memory's: a sector, where rows are dense.
+  template <class Threads, class Output>
+  __device__ void store_floats(Out* y, bool exists, bool next_exists, bool dense, const Threads& threads,
+                               const Output& output) const {
+    constexpr int in_16_bytes = 16 / sizeof(Out);
+    const auto shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) % 16 / sizeof(Out));
+    if (!anywhere || __all_sync(0xffffffffu, shift == before % in_16_bytes)) {
+      const bool odd = threads.index % 2 != 0;
+      float4* const to = anchored(reinterpret_cast<float4*>(y - before) + 2 * threads.index - odd);
+      // Of the row, from the first vector of this pair of lanes on.
+      const int to_write = exists ? left + (odd ? width : 0) : 0;
+      const bool joins =
+          anywhere && Threads::has_neighbours && __all_sync(0xffffffffu, dense && columns >= 2 * width);
+      const int first_lane = static_cast<int>(threadIdx.x) % 32 - threads.index;
+      const bool shares_first = joins && first_lane > 0;
+      const bool shares_last = joins && first_lane + threads.count < 32 && next_exists;
+      // A vector that this row shares with the one before it is written by this one, as in store_16_bits.
+      // (512 MB of bfloat16 to float on one H200, fraction of a copy of softmax, each row its part and so: 33
+      // columns 0.59 and 0.83, 47 0.75 and 0.81, 97 0.84 and 0.92, 201 0.93 and 0.97.)
+      float last[width] = {};
+#pragma unroll
+      for (int k = vectors - 1; k >= 0; --k) {
+        if (skips(k, threads)) continue;
+        float value[width];
+#pragma unroll
+        for (int i = 0; i < width / 2; ++i) {
+          const float2 pair = output(k, i);
+          value[2 * i] = pair.x;
+          value[2 * i + 1] = pair.y;
+        }
+        if constexpr (anywhere && Threads::has_neighbours) {
+          if (joins) {
+            const int inside = left - offset(k, threads);
+            if (inside > 0 && inside < width) {
+#pragma unroll
+              for (int i = 0; i < width; ++i) last[i] = value[i];
+            }
+            if (k == 0) {
+              const int before_previous = (before - columns) & (width - 1);
+              const int last_of_previous = (before_previous + columns - 1) / width % threads.count;
+              const int source = (first_lane - threads.count + last_of_previous) & 31;
+              const bool takes = threads.index == 0 && shares_first;
+#pragma unroll
+              for (int i = 0; i < width - 1; ++i) {
+                const float previous = __shfl_sync(0xffffffffu, last[i], source);
+                if (takes && i < before) value[i] = previous;
+              }
+            }
+          }
+        }
+        float4 half[2] = {float4{value[0], value[1], value[2], value[3]},
+                          float4{value[4], value[5], value[6], value[7]}};
+        exchange_halves(half);
+        const int inside = to_write - offset(k, threads);
+        const int first = anywhere && k == 0 && threads.index < 2 && !shares_first ? before : 0;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float4* const at = to + 2 * k * threads.count + 2 * i;
+          const int column = i * width + odd * in_16_bytes;  // likewise
+          if (anywhere && shares_last && inside < (i + 1) * width) continue;
+          if (column >= first && column + in_16_bytes <= inside) {
+            __stcg(at, half[i]);
+          } else if (anywhere && column + in_16_bytes > first && column < inside) {
+            store_part(reinterpret_cast<float*>(at), max(first - column, 0),
+                       min(inside - column, in_16_bytes), half[i]);
+          }
+        }
+      }
+    } else {
+      float4* const to = reinterpret_cast<float4*>(threads.image) + 2 * threads.index;
+#pragma unroll
+      for (int k = 0; k < vectors; ++k) {
+        if (skips(k, threads)) break;
+        const float2 a = output(k, 0), b = output(k, 1), c = output(k, 2), d = output(k, 3);
+        to[2 * k * threads.count] = float4{a.x, a.y, b.x, b.y};
+        to[2 * k * threads.count + 1] = float4{c.x, c.y, d.x, d.y};
+      }
+      threads.synchronize();
+      store_image<16, 2 * vectors>(y, reinterpret_cast<const Out*>(threads.image) + before,
+                                   exists ? columns : 0, threads);
+    }
+  }
+
+  /// Elements `first` to `end` of a vector, some but not all of the four.
+  __device__ static void store_part(float* to, int first, int end, const float4& vector) {
+    const int pair = first == 0 && end >= 2 ? 0 : 2;
+    if (first <= pair && end >= pair + 2)
+      __stcg(reinterpret_cast<float2*>(to + pair),
+             pair == 0 ? float2{vector.x, vector.y} : float2{vector.z, vector.w});
+    if (first % 2 != 0) __stcg(to + first, first == 1 ? vector.y : vector.w);
+    if (end % 2 != 0) __stcg(to + end - 1, end == 1 ? vector.x : vector.z);
+  }
+
   /// Elements `first` to `end` of a vector: from a boundary on, or up to one, in pieces of 8, 4 and 2 bytes.
   __device__ static void store_elements(uint4* to, int first, int end, const uint4& vector) {
     auto* const elements = reinterpret_cast<unsigned short*>(to);
@@ -1027,9 +1170,6 @@ struct PackedRow {
       }
     }
   }
-
- private:
-  static constexpr unsigned minus_infinities = PackedPair<T>::minus_infinities;
 
   template <class Threads>
   __device__ bool begins_before_row(int k, const Threads& threads) const {
@@ -1123,8 +1263,8 @@ struct LogitsByAddress {
   }
 
   /// Writes output(k, i), a pair of results, for the pairs i of vectors k.
-  template <class Out, class Threads, class Output>
-  __device__ void store(Out* y, bool exists, bool next_exists, bool dense, const Threads& threads,
+  template <class Threads, class Output>
+  __device__ void store(T* y, bool exists, bool next_exists, bool dense, const Threads& threads,
                         const Output& output) const {
     packed.store(y, exists, next_exists, dense, threads, output);
   }

@@ -46,14 +46,20 @@ __device__ __forceinline__ T fold_held(const T (&held)[count], const Operation& 
   return fold_accumulators<width>(of_vectors, operation);
 }
 
-/// Whether rows may be held by address: 16 bits are content with sums in coarse units.
+/// Whether rows may be held by address as logits: 16 bits are content with sums in coarse units.
 template <class Problem>
 inline constexpr bool may_be_by_address =
     is_16_bit_v<typename Problem::In>&& is_16_bit_v<typename Problem::Out>;
 
-/// Whether they stay as they are in memory.
+/// Whether rows of 16 bits become floats.
 template <class Problem>
-inline constexpr bool is_packed = may_be_by_address<Problem>&& keeps_rows_packed<typename Problem::Transform>;
+inline constexpr bool widens_rows =
+    is_16_bit_v<typename Problem::In>&& std::is_same_v<typename Problem::Out, float>;
+
+/// Whether rows of 16 bits stay as they are in memory.
+template <class Problem>
+inline constexpr bool is_packed = (may_be_by_address<Problem> ||
+                                   widens_rows<Problem>)&&keeps_rows_packed<typename Problem::Transform>;
 
 /// Values of 16 bits that are logits.
 template <class In>
@@ -78,15 +84,18 @@ struct HeldLogits {
 
 /// Logits that a transform makes of values of 16 bits whenever they are used. `in_order`: they have the order
 /// of the values, -inf among them, and what is subtracted from them is small (ExponentialBelow); so they are
-/// if `is_in_order`, one of a warp's rows beside others that are not. To the same bits either way.
-template <class TransformRow, bool in_order>
+/// if `is_in_order`, one of a warp's rows beside others that are not. To the same bits either way. `Out`: of
+/// the outputs.
+template <class Out, class TransformRow, bool in_order>
 struct TransformedLogits {
   const TransformRow& transform;
   bool is_in_order;
 
   /// Whether the transform has a way with fewer instructions that is good enough for outputs of 16 bits
   /// where logits are small: a unit in the last place of 2^9 is 2^-14.
-  static constexpr bool may_be_coarse = requires(const TransformRow& t) { t.coarse(0.0f); };
+  static constexpr bool may_be_coarse = is_16_bit_v<Out> && requires(const TransformRow& t) {
+    t.coarse(0.0f);
+  };
   static constexpr float most_coarse = 0x1p9f;
 
   /// The maximum of logits from that of the values, if it is in order.
@@ -148,19 +157,16 @@ inline constexpr bool is_packed_and_may_end = is_packed<Problem>&& may_drop_ends
 /// Whether a lane has up to eight vectors of packed rows, so that a warp has more rows, and what is done once
 /// for a row is shared by more of it: of rows that may end early, and those with a mask and a temperature.
 template <class Problem>
-inline constexpr bool has_many_vectors_a_lane = is_packed_and_may_end<Problem> ||
-                                                (is_packed<Problem> &&
-                                                 has_packed_mask<typename Problem::Transform> &&
-                                                 PartsOfChain<typename Problem::Transform>::temperatures > 0);
-
-/// Whether rows of 16 bits become floats: these take the registers of twice as many bytes as were read.
-template <class Problem>
-inline constexpr bool widens_rows = is_16_bit_v<typename Problem::In> && sizeof(typename Problem::Out) == 4;
+inline constexpr bool has_many_vectors_a_lane =
+    !widens_rows<Problem> &&
+    (is_packed_and_may_end<Problem> || (is_packed<Problem> && has_packed_mask<typename Problem::Transform> &&
+                                        PartsOfChain<typename Problem::Transform>::temperatures > 0));
 
 /// How a problem's rows are held. `irregular`: interleaved, or, by address, anywhere.
 template <class Problem, int vectors, bool irregular>
 using RegistersOf = std::conditional_t<
-    is_packed<Problem>, PackedRow<typename Problem::In, vectors, irregular, may_drop_ends<Problem>>,
+    is_packed<Problem>,
+    PackedRow<typename Problem::In, vectors, irregular, may_drop_ends<Problem>, typename Problem::Out>,
     std::conditional_t<may_be_by_address<Problem> && irregular,
                        LogitsByAddress<typename Problem::In, vectors, may_drop_ends<Problem>,
                                        !only_drops<typename Problem::Transform>>,
@@ -277,16 +283,26 @@ __device__ inline float subtracted_maximum(float max_of_row) {
   return max_of_row == -infinity_v<float> ? 0.0f : finite_maximum(max_of_row);
 }
 
+/// Two outputs that are neighbours, as they are written.
+template <class Out>
+__device__ auto pair_of_outputs(float first, float second) {
+  if constexpr (is_16_bit_v<Out>) {
+    return rounded_pair<Out>(first, second);
+  } else {
+    return float2{first, second};
+  }
+}
+
 /// A pair of outputs of two values, or of their exponentials.
 template <class Out, class Exponential>
 struct SoftmaxOfPair {
   const Exponential& exponential;
   float factor;
-  __device__ unsigned operator()(float first, float second) const {
+  __device__ auto operator()(float first, float second) const {
     return of_exponentials(exponential(first), exponential(second));
   }
-  __device__ unsigned of_exponentials(float first, float second) const {
-    return rounded_pair<Out>(first * factor, second * factor);
+  __device__ auto of_exponentials(float first, float second) const {
+    return pair_of_outputs<Out>(first * factor, second * factor);
   }
 };
 
@@ -305,25 +321,30 @@ __device__ __forceinline__ void addressed_row_result(Operation operation, int co
   const auto result_of = [&](float sum_of_row) {
     return RowResult<float>(operation, MaxSum<float>{max, sum_of_row * exponential.correction(max)});
   };
-  bool exact = operation == Operation::log_softmax;
   float finite_sum = 0;
-  if (!exact) {
-    finite_sum = sum_of_exponentials(exponential, std::false_type{});
-    // Coarse units lose what many small terms come to: where that is more than a quarter of a unit in the
-    // last place of the largest output, or of the logsumexp, they are not enough.
-    constexpr float quarter = std::is_same_v<Out, bhalf_t> ? 0x1p-10f : 0x1p-13f;
-    const float error = static_cast<float>(columns) * FixedPointUnits::largest_error_of_whole;
-    const float result = operation == Operation::softmax ? 1.0f : fabsf(result_of(finite_sum).logsumexp());
-    exact = error > quarter * result * finite_sum;
-  }
-  // (All lanes take part in a row's sum.)
-  if (__any_sync(0xffffffffu, exact)) {
-    const float exact_sum = sum_of_exponentials(exponential, std::true_type{});
-    if (exact) finite_sum = exact_sum;
+  if constexpr (!is_16_bit_v<Out>) {
+    finite_sum = sum_of_exponentials(exponential, std::true_type{});
+  } else {
+    bool exact = operation == Operation::log_softmax;
+    if (!exact) {
+      finite_sum = sum_of_exponentials(exponential, std::false_type{});
+      // Coarse units lose what many small terms come to: where that is more than a quarter of a unit in the
+      // last place of the largest output, or of the logsumexp, they are not enough.
+      constexpr float quarter = std::is_same_v<Out, bhalf_t> ? 0x1p-10f : 0x1p-13f;
+      const float error = static_cast<float>(columns) * FixedPointUnits::largest_error_of_whole;
+      const float result = operation == Operation::softmax ? 1.0f : fabsf(result_of(finite_sum).logsumexp());
+      exact = error > quarter * result * finite_sum;
+    }
+    // (All lanes take part in a row's sum.)
+    if (__any_sync(0xffffffffu, exact)) {
+      const float exact_sum = sum_of_exponentials(exponential, std::true_type{});
+      if (exact) finite_sum = exact_sum;
+    }
   }
   const float sum = sum_or_special(max_of_row, finite_sum);
   if (operation == Operation::softmax) {
-    const float factor = sum == 0.0f ? 0.0f : sum < infinity_v<float> ? __fdividef(1.0f, sum) : nan_v<float>;
+    const float reciprocal = is_16_bit_v<Out> ? __fdividef(1.0f, sum) : 1.0f / sum;
+    const float factor = sum == 0.0f ? 0.0f : sum < infinity_v<float> ? reciprocal : nan_v<float>;
     store(SoftmaxOfPair<Out, std::remove_cvref_t<decltype(exponential)>>{exponential, factor});
   } else {
     const RowResult<float> result = result_of(sum);
@@ -331,8 +352,8 @@ __device__ __forceinline__ void addressed_row_result(Operation operation, int co
       store_logsumexp(result.logsumexp());
     } else {
       store([&](float first, float second) {
-        return rounded_pair<Out>(logits.minus(max, first) - result.log_sum,
-                                 logits.minus(max, second) - result.log_sum);
+        return pair_of_outputs<Out>(logits.minus(max, first) - result.log_sum,
+                                    logits.minus(max, second) - result.log_sum);
       });
     }
   }
@@ -341,31 +362,30 @@ __device__ __forceinline__ void addressed_row_result(Operation operation, int co
 /// Calls `finish` with what a transform of packed rows makes of their values, `max_of_row` being the maximum
 /// of these and, then, of the logits. `find_maximum`(logits): that where the transform changes the order. By
 /// all lanes of a warp, which may have several rows, with a prepared transform.
-template <class T, class TransformRow, class FindMaximum, class Finish>
+template <class T, class Out, class TransformRow, class FindMaximum, class Finish>
 __device__ __forceinline__ void with_logits_of_packed(const TransformRow& transform, float& max_of_row,
                                                       const FindMaximum& find_maximum, const Finish& finish) {
   if constexpr (std::is_same_v<TransformRow, BoundIdentity::Row>) {
     finish(LogitsOf16Bits<T>{});
   } else {
-    using InOrder = TransformedLogits<TransformRow, true>;
+    using InOrder = TransformedLogits<Out, TransformRow, true>;
     const bool is_in_order = InOrder::finds_maximum(transform, max_of_row);
     if (__all_sync(0xffffffffu, is_in_order)) {
       finish(InOrder{transform, true});
       return;
     }
-    const TransformedLogits<TransformRow, false> logits{transform, is_in_order};
+    const TransformedLogits<Out, TransformRow, false> logits{transform, is_in_order};
     max_of_row = find_maximum(logits);
     finish(logits);
   }
 }
 
 /// softmax_in_registers of rows by address. `load` gives the transform of the row.
-template <class Problem, class T, int vectors, bool anywhere, bool may_drop_end, class Threads, class Reduce,
-          class Load, class Store>
-__device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywhere, may_drop_end>& row,
-                                                     const Threads& threads, const Problem& problem,
-                                                     typename Problem::Out* lse, bool writes_lse,
-                                                     const Reduce& reduce, const Load& load,
+template <class Problem, class T, int vectors, bool anywhere, bool may_drop_end, class Out, class Threads,
+          class Reduce, class Load, class Store>
+__device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywhere, may_drop_end, Out>& row,
+                                                     const Threads& threads, const Problem& problem, Out* lse,
+                                                     bool writes_lse, const Reduce& reduce, const Load& load,
                                                      const Store& store) {
   const auto transform = load(true);
   using Pair = PackedPair<T>;
@@ -392,7 +412,7 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
         const unsigned pair = row.held[k * pairs + i];
         const float first = exponential(Pair::low(pair)), second = exponential(Pair::high(pair));
         units.template add<exact>(first, second);
-        if constexpr (holds_exponentials && !exact) {
+        if constexpr (holds_exponentials && exact == !is_16_bit_v<Out>) {
           held_exponential[k * pairs + i][0] = first;
           held_exponential[k * pairs + i][1] = second;
         }
@@ -409,7 +429,8 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
     addressed_row_result<Problem>(
         problem.operation, row.columns, max_of_row, logits, sum_of_exponentials,
         [&](const auto& output) {
-          const unsigned of_dropped = may_drop_end ? output(-infinity_v<float>, -infinity_v<float>) : 0u;
+          std::remove_cvref_t<decltype(output(0.0f, 0.0f))> of_dropped{};
+          if constexpr (may_drop_end) of_dropped = output(-infinity_v<float>, -infinity_v<float>);
           store([&](int k, int i) {
             if (row.drops_all(k, threads)) return of_dropped;
             if constexpr (holds_exponentials && requires { output.of_exponentials(0.0f, 0.0f); }) {
@@ -422,10 +443,10 @@ __device__ __forceinline__ void softmax_in_registers(PackedRow<T, vectors, anywh
           });
         },
         [&](float logsumexp) {
-          if (writes_lse) *lse = store_as<typename Problem::Out>(logsumexp);
+          if (writes_lse) *lse = store_as<Out>(logsumexp);
         });
   };
-  with_logits_of_packed<T>(
+  with_logits_of_packed<T, Out>(
       transform, max_of_row,
       [&](const auto& logits) {
         float max = -infinity_v<float>;
@@ -672,9 +693,15 @@ inline constexpr int least_blocks_of_warps = [] {
   if (Registers::by_address && !is_packed<Problem>) return bytes <= 96 ? 8 : bytes <= 128 ? 7 : 6;
   const int spare =
       is_packed<Problem> ? (irregular || bytes > 80 ? 2 : 1) : (irregular || bytes <= 80 ? 0 : 1);
-  // (Rows of 1024 columns, bfloat16 to float on one H200, fraction of a copy in eight, six and five blocks:
-  // 0.69, 0.87 and 0.95.)
-  if (widens_rows<Problem> && bytes == 128 && lanes == 32) return 5;
+  if (widens_rows<Problem>) {
+    // (Bfloat16 to float on one H200, fraction of a copy of log_softmax of 128 columns in ten blocks and in
+    // eight 0.95 and 0.99, of softmax of 150 columns in seven and eight 0.84 and 0.90, 401 0.94 and 0.97, 801
+    // 0.95 and 1.00.)
+    if (is_packed<Problem> && bytes <= 80) return 8;
+    // (As logits, softmax of 1024 columns in eight, six and five blocks: 0.69, 0.87 and 0.95.)
+    if (!is_packed<Problem> && !irregular && bytes == 96) return 6;
+    if (!is_packed<Problem> && !irregular && bytes == 128 && lanes == 32) return 5;
+  }
   return bytes <= 32    ? 12 - 2 * spare
          : bytes <= 80  ? 9 - spare
          : bytes <= 144 ? (sizeof(typename Problem::Acc) == 8 ? 6 : 8 - spare)
@@ -736,7 +763,9 @@ __device__ __forceinline__ void store_row(const Problem& problem, const RowGeome
   const RowGeometry& g = problem.geometry;
   const bool exists = position < g.rows;
   if constexpr (Registers::by_address) {
-    const bool dense = g.rank == 1 && g.y_stride[0] == g.columns;
+    // (Vectors are those of x, which y has too where neither has gaps.)
+    const bool dense =
+        g.rank == 1 && g.y_stride[0] == g.columns && (!widens_rows<Problem> || g.x_stride[0] == g.columns);
     row.store(problem.y + where.y_offset, exists, position + 1 < g.rows, dense, threads, output);
   } else {
     row.store(problem.y + where.y_offset, static_cast<int>(problem.geometry.columns), exists, threads,
@@ -817,7 +846,8 @@ struct RowInRegistersPlan {
   }
 };
 
-/// Bytes to which all rows are aligned alike, at most 16: of x, of y, and of both to each other.
+/// Bytes to which all rows are aligned alike, at most 16: of x, of y, and of both to each other, an element
+/// of x counted as large as one of y where that is larger.
 struct RowAlignment {
   std::uintptr_t x, y, difference;
 
@@ -827,15 +857,17 @@ struct RowAlignment {
     const auto bytes = [](index_type elements, std::size_t size) {
       return static_cast<std::uintptr_t>(elements) * size;
     };
-    RowAlignment all{
-        reinterpret_cast<std::uintptr_t>(problem.x), reinterpret_cast<std::uintptr_t>(problem.y),
-        reinterpret_cast<std::uintptr_t>(problem.y) - reinterpret_cast<std::uintptr_t>(problem.x)};
+    constexpr std::uintptr_t wider =
+        sizeof(*problem.y) > sizeof(*problem.x) ? sizeof(*problem.y) / sizeof(*problem.x) : 1;
+    const auto x_begin = reinterpret_cast<std::uintptr_t>(problem.x),
+               y_begin = reinterpret_cast<std::uintptr_t>(problem.y);
+    RowAlignment all{x_begin, y_begin, y_begin - wider * x_begin};
     for (int d = 0; d < g.rank; ++d) {
       const std::uintptr_t x = bytes(g.x_stride[d], sizeof(*problem.x));
       const std::uintptr_t y = bytes(g.y_stride[d], sizeof(*problem.y));
       all.x |= x;
       all.y |= y;
-      all.difference |= y - x;
+      all.difference |= y - wider * x;
     }
     return all;
   }

@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(128, std::is_same_v<typename Problem::Transfor
           if (exists && index == 0) problem.y[first_row + row] = store_as<Out>(logsumexp);
         });
   };
-  with_logits_of_packed<T>(
+  with_logits_of_packed<T, typename Problem::Out>(
       transform_of_row, max_of_row,
       [&](const auto& logits) {
         float max = -infinity_v<float>;
@@ -418,7 +418,8 @@ struct TiledRows {
   static constexpr const char* name = "tiled_rows";
 
   template <class Exec, class Problem>
-  static constexpr bool supports = row_in_registers_supports<Exec, Problem>&& is_packed<Problem>;
+  static constexpr bool supports =
+      row_in_registers_supports<Exec, Problem>&& may_be_by_address<Problem>&& is_packed<Problem>;
 
   template <class Exec, class Problem>
   static std::string_view refuse(const Exec&, const Problem& problem) {

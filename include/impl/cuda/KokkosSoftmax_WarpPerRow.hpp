@@ -71,7 +71,9 @@ struct WarpPerRow {
       // could not do.
       const bool both = problem.geometry.rows == 0 && columns % Plan::width == 0;
       if (both || !lies_anywhere(problem)) {
-        if constexpr (has_many_vectors_a_lane<Problem>) {
+        if constexpr (widens_rows<Problem>) {
+          run_widened(exec, problem, columns / Plan::width);
+        } else if constexpr (has_many_vectors_a_lane<Problem>) {
           run_many_vectors(exec, problem, columns / Plan::width);
         } else {
           run_vectors(exec, problem, columns / Plan::width);
@@ -87,7 +89,7 @@ struct WarpPerRow {
       } else {
         if constexpr (widens_rows<Problem>) {
           if (problem.operation != Operation::logsumexp)
-            return run_widened_vectors(exec, problem, columns / Plan::width);
+            return run_widened(exec, problem, columns / Plan::width);
         }
         run_vectors(exec, problem, columns / Plan::width);
       }
@@ -194,19 +196,6 @@ struct WarpPerRow {
     }
   }
 
-  /// Rows that are written in more bytes than they have: few vectors a lane, which become twice as many.
-  /// (1 GiB of bfloat16 or half to float on one H200, softmax, fraction of a copy, with the lanes of
-  /// run_vectors and so: 32 columns 0.85 and 0.97, 96 0.81 and 0.96, 192 0.92 and 0.95, 200 0.60 and 0.97,
-  /// 384 0.94 and 0.97, 1000 and 1024, see least_blocks_of_warps, 0.69 and 0.97, 0.69 and 0.95; but 320 0.95
-  /// and 0.92, 640 0.97 and 0.91.)
-  template <class Problem>
-  static void run_widened_vectors(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
-    if (vectors > 32 && vectors <= 40) return launch<8, false, 8>(exec, problem);
-    if (vectors > 64 && vectors <= 80) return launch<8, false, 16>(exec, problem);
-    with_share<Share<1, 4>, Share<2, 4>, Share<2, 8>, Share<2, 16>, Share<2, 32>, Share<4, 32>>(
-        vectors, [&]<class S>(S) { launch_share<S, false>(exec, problem); });
-  }
-
   /// `vectors` each of so many lanes.
   template <int vectors_, int lanes_, bool may_be_longer = false>
   struct Share {
@@ -224,6 +213,42 @@ struct WarpPerRow {
       }
     }
     launch(First());
+  }
+
+  /// Rows that are written in more bytes than they have: few vectors a lane, which become twice as many; but
+  /// four of what a causal mask drops parts of. (512 MB of bfloat16 to float on one H200, fraction of a copy
+  /// of softmax and log_softmax. Packed, with the lanes of run_vectors and so: 32 columns 0.80 and 0.77, 0.99
+  /// twice, 72 0.92 and 0.93, 0.98 twice, 160 0.93 twice, 0.97 twice, 448 0.93 and 0.94, 0.98 twice, 768 0.94
+  /// twice, 0.97 twice; longer ones with up to eight vectors a lane of a warp and with two in more warps 1024
+  /// 0.96 and 0.97, 0.99 and 1.00, 2000 0.96 twice, 0.99 twice. Squares with a factor and a causal mask, with
+  /// the lanes of others and with four vectors: 128 columns 0.80, 0.88, 256 0.81, 0.92, 512 0.83, 0.93, 1024
+  /// 0.78, 0.94, 2000 0.74, 0.93. As logits, two factors, with one, two or four vectors a lane and with
+  /// three, too: 96 columns 0.90 and 0.88, 0.99 and 0.98, 320 0.83 twice, 0.98 twice, 768 0.91 and 0.90, 0.99
+  /// twice.)
+  template <class Problem>
+  static void run_widened(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    const auto launch_of = [&]<class S>(S) { launch_share<S, false>(exec, problem); };
+    if constexpr (is_packed_and_may_end<Problem>) {
+      with_share<Share<2, 2>, Share<3, 2>, Share<4, 4>, Share<4, 8>, Share<4, 16>, Share<4, 32>, Share<5, 32>,
+                 Share<6, 32>, Share<8, 32>>(vectors, launch_of);
+    } else {
+      if constexpr (is_packed<Problem>) {
+        if (vectors > 3 * 32) return run_widened_in_warps(exec, problem, vectors);
+      }
+      with_share<Share<2, 2>, Share<3, 2>, Share<2, 4>, Share<3, 4>, Share<2, 8>, Share<3, 8>, Share<2, 16>,
+                 Share<3, 16>, Share<2, 32>, Share<3, 32>, Share<4, 32>>(vectors, launch_of);
+    }
+  }
+  template <class Problem>
+  static void run_widened_in_warps(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    const index_type rows = problem.geometry.rows;
+    const auto launch_of = [&]<int of_thread>(std::integral_constant<int, of_thread>) {
+      launch_warps<8, false, of_thread>(exec, problem,
+                                        RowInRegistersPlan<Problem>::threads_of_block(vectors, of_thread));
+    };
+    // `reserve` launches over no rows: that loads both kernels, which a capture could not do.
+    if (rows <= most_rows_in_warps) launch_of(std::integral_constant<int, 1>());
+    if (rows == 0 || rows > most_rows_in_warps) launch_of(std::integral_constant<int, 2>());
   }
 
   /// Packed rows, see has_many_vectors_a_lane. (1 GiB of bfloat16 on one H200, with the lanes of run_vectors
@@ -290,11 +315,20 @@ struct WarpPerRow {
     }
   }
 
+  /// (Bfloat16 to float, 512 MB on one H200, softmax, fraction of a copy, with the lanes of rows of 16 bits
+  /// and so: 33 columns 0.55 and 0.83, 47 0.74 and 0.81, 81 0.90 and 0.92, 129 0.84 and 0.91, 201 0.92 and
+  /// 0.97, 450 0.92 and 0.99, 1001 0.93 and 0.98.)
   template <class Problem>
   static void run_anywhere(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
-    with_share<Share<5, 4>, Share<8, 4>, Share<5, 8>, Share<8, 8>, Share<5, 16>, Share<8, 16>, Share<5, 32>,
-               Share<6, 32>, Share<7, 32>, Share<8, 32>>(
-        vectors, [&]<class S>(S) { launch_share<S, true>(exec, problem); });
+    const auto launch = [&]<class S>(S) { launch_share<S, true>(exec, problem); };
+    if constexpr (widens_rows<Problem>) {
+      with_share<Share<3, 2>, Share<4, 2>, Share<4, 4>, Share<5, 4>, Share<3, 8>, Share<4, 8>, Share<5, 8>,
+                 Share<4, 16>, Share<5, 16>, Share<5, 32>, Share<6, 32>, Share<7, 32>, Share<8, 32>>(vectors,
+                                                                                                     launch);
+    } else {
+      with_share<Share<5, 4>, Share<8, 4>, Share<5, 8>, Share<8, 8>, Share<5, 16>, Share<8, 16>, Share<5, 32>,
+                 Share<6, 32>, Share<7, 32>, Share<8, 32>>(vectors, launch);
+    }
   }
   template <class S, bool irregular, class Problem>
   static void launch_share(const Kokkos::Cuda& exec, const Problem& problem) {
@@ -347,15 +381,16 @@ struct WarpPerRow {
       (void)has_grid_dependency_wait(&warp_per_row_kernel<vectors, irregular, 32, Problem>);
     launch_warps<vectors, irregular>(exec, problem, vectors * 32);
   }
-  /// Each thread has a vector, where a lane of a single warp would have `vectors`.
-  template <int vectors, bool irregular, class Problem>
+  /// Each thread has a vector, or more of packed rows, where a lane of a single warp would have `vectors`.
+  template <int vectors, bool irregular, int of_thread = 1, class Problem>
   static void launch_warps(const Kokkos::Cuda& exec, const Problem& problem, int threads) {
-    using Registers = RegistersOf<Problem, 1, irregular>;
+    using Registers = RegistersOf<Problem, of_thread, irregular>;
     using Acc = typename Problem::Acc;
     using Reduce = std::conditional_t<Registers::by_address, ReduceWarps<Acc>, ReduceVectors<Acc, vectors>>;
     constexpr int most_threads = Registers::by_address ? 256 : vectors * 32;
-    launch_rows_kernel<&block_per_row_kernel<1, irregular, most_threads, 4, Reduce, Problem>, Registers>(
-        exec, name, problem.geometry.rows, threads, Registers::image_bytes(threads), problem);
+    launch_rows_kernel<&block_per_row_kernel<of_thread, irregular, most_threads, 4, Reduce, Problem>,
+                       Registers>(exec, name, problem.geometry.rows, threads, Registers::image_bytes(threads),
+                                  problem);
   }
   template <int vectors, bool irregular, int group, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem) {
