@@ -282,7 +282,7 @@ struct SliceWriter {
         if constexpr (through_slot) {
           to[at + i * threads] = out;
         } else {
-          store_streaming(to + at + i * threads, out);
+          store_past_l1(to + at + i * threads, out);
         }
       }
     };

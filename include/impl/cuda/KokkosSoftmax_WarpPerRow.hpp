@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(
     warp_per_row_kernel(const __grid_constant__ Problem problem) {
   using Registers = RegistersOf<Problem, vectors, irregular>;
   constexpr bool may_be_longer =
-      group == 32 || (has_many_vectors_a_lane<Problem> && vectors * Registers::width * group >= 1024);
+      group == 32 || ((has_many_vectors_a_lane<Problem> || (widens_rows<Problem> && is_packed<Problem>)) &&
+                      vectors * Registers::width * group >= 1024);
   const index_type position = static_cast<index_type>(blockIdx.x) * (128 / group) + threadIdx.x / group;
   const bool exists = position < problem.geometry.rows;
   grid_dependency_wait();
@@ -216,18 +217,23 @@ struct WarpPerRow {
   }
 
   /// Rows that are written in more bytes than they have: few vectors a lane, which become twice as many; but
-  /// four of what a causal mask drops parts of. (512 MB of bfloat16 to float on one H200, fraction of a copy
-  /// of softmax and log_softmax. Packed, with the lanes of run_vectors and so: 32 columns 0.80 and 0.77, 0.99
-  /// twice, 72 0.92 and 0.93, 0.98 twice, 160 0.93 twice, 0.97 twice, 448 0.93 and 0.94, 0.98 twice, 768 0.94
-  /// twice, 0.97 twice; longer ones with up to eight vectors a lane of a warp and with two in more warps 1024
-  /// 0.96 and 0.97, 0.99 and 1.00, 2000 0.96 twice, 0.99 twice. Squares with a factor and a causal mask, with
-  /// the lanes of others and with four vectors: 128 columns 0.80, 0.88, 256 0.81, 0.92, 512 0.83, 0.93, 1024
-  /// 0.78, 0.94, 2000 0.74, 0.93. As logits, two factors, with one, two or four vectors a lane and with
-  /// three, too: 96 columns 0.90 and 0.88, 0.99 and 0.98, 320 0.83 twice, 0.98 twice, 768 0.91 and 0.90, 0.99
-  /// twice.)
+  /// four of what a causal mask drops parts of, and eight of rows that are only read. (512 MB of bfloat16 to
+  /// float on one H200, fraction of a copy of softmax and log_softmax. Packed, with the lanes of run_vectors
+  /// and so: 32 columns 0.80 and 0.77, 0.99 twice, 72 0.92 and 0.93, 0.98 twice, 160 0.93 twice, 0.97 twice,
+  /// 448 0.93 and 0.94, 0.98 twice, 768 0.94 twice, 0.97 twice; longer ones with up to eight vectors a lane
+  /// of a warp and with two in more warps 1024 0.96 and 0.97, 0.99 and 1.00, 2000 0.96 twice, 0.99 twice.
+  /// Squares with a factor and a causal mask, with the lanes of others and with four vectors: 128 columns
+  /// 0.80, 0.88, 256 0.81, 0.92, 512 0.83, 0.93, 1024 0.78, 0.94, 2000 0.74, 0.93. As logits, two factors,
+  /// with one, two or four vectors a lane and with three, too: 96 columns 0.90 and 0.88, 0.99 and 0.98, 320
+  /// 0.83 twice, 0.98 twice, 768 0.91 and 0.90, 0.99 twice.)
   template <class Problem>
   static void run_widened(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
     const auto launch_of = [&]<class S>(S) { launch_share<S, false>(exec, problem); };
+    if constexpr (is_packed<Problem>) {
+      if (problem.operation == Operation::logsumexp)
+        return with_share<Share<4, 2>, Share<8, 2>, Share<8, 4>, Share<8, 8>, Share<8, 16, true>,
+                          Share<5, 32>, Share<6, 32>, Share<8, 32>>(vectors, launch_of);
+    }
     if constexpr (is_packed_and_may_end<Problem>) {
       with_share<Share<2, 2>, Share<3, 2>, Share<4, 4>, Share<4, 8>, Share<4, 16>, Share<4, 32>, Share<5, 32>,
                  Share<6, 32>, Share<8, 32>>(vectors, launch_of);
@@ -317,14 +323,21 @@ struct WarpPerRow {
 
   /// (Bfloat16 to float, 512 MB on one H200, softmax, fraction of a copy, with the lanes of rows of 16 bits
   /// and so: 33 columns 0.55 and 0.83, 47 0.74 and 0.81, 81 0.90 and 0.92, 129 0.84 and 0.91, 201 0.92 and
-  /// 0.97, 450 0.92 and 0.99, 1001 0.93 and 0.98.)
+  /// 0.97, 450 0.92 and 0.99, 1001 0.93 and 0.98; logsumexp, fraction of reading at a copy's speed, as logits
+  /// and so 33 0.25 and 0.47, 97 0.35 and 0.69, 201 0.45 and 0.76, 401 0.47 and 0.77, 1001 0.78 and 0.85,
+  /// 2001 0.63 and 0.84.)
   template <class Problem>
   static void run_anywhere(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
     const auto launch = [&]<class S>(S) { launch_share<S, true>(exec, problem); };
     if constexpr (widens_rows<Problem>) {
-      with_share<Share<3, 2>, Share<4, 2>, Share<4, 4>, Share<5, 4>, Share<3, 8>, Share<4, 8>, Share<5, 8>,
-                 Share<4, 16>, Share<5, 16>, Share<5, 32>, Share<6, 32>, Share<7, 32>, Share<8, 32>>(vectors,
-                                                                                                     launch);
+      if (problem.operation == Operation::logsumexp) {
+        with_share<Share<4, 2>, Share<8, 2>, Share<5, 4>, Share<8, 4>, Share<5, 8>, Share<8, 8>, Share<5, 16>,
+                   Share<8, 16>, Share<5, 32>, Share<6, 32>, Share<7, 32>, Share<8, 32>>(vectors, launch);
+      } else {
+        with_share<Share<3, 2>, Share<4, 2>, Share<4, 4>, Share<5, 4>, Share<3, 8>, Share<4, 8>, Share<5, 8>,
+                   Share<4, 16>, Share<5, 16>, Share<5, 32>, Share<6, 32>, Share<7, 32>, Share<8, 32>>(
+            vectors, launch);
+      }
     } else {
       with_share<Share<5, 4>, Share<8, 4>, Share<5, 8>, Share<8, 8>, Share<5, 16>, Share<8, 16>, Share<5, 32>,
                  Share<6, 32>, Share<7, 32>, Share<8, 32>>(vectors, launch);
