@@ -371,8 +371,7 @@ struct BlockPerRow {
   template <class Problem>
   static constexpr bool may_fill_vectors =
       std::is_same_v<typename Problem::In, float>&& std::is_same_v<typename Problem::Out, float> &&
-      !is_known_at_run_time<typename Problem::Transform> &&
-      !knows_end_of_kept<typename Problem::Transform::Row>;
+      !is_known_at_run_time<typename Problem::Transform> && !may_drop_ends<Problem>;
 
   /// Launches block_per_filled_row_kernel where that is faster; whether. (Fraction of a copy, softmax and
   /// log_softmax of floats on one H200, by block_per_row_kernel and so. 1 GiB, in blocks of up to 768

@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(128, std::is_same_v<typename Problem::Transfor
   const auto unprepared =
       problem.transform.at_row(problem.geometry.row(first_row + (exists ? row : 0)).index);
   const auto transform_of_row = prepared_stage<typename Problem::Acc>(without_mask<Transform>(unprepared), 0);
-  if constexpr (knows_end_of_kept<typename Transform::Row>) {
+  if constexpr (may_drop_ends<Problem>) {
     auto* const elements = reinterpret_cast<unsigned short*>(image) + begin;
     const auto kept = static_cast<int>(end_of_kept(unprepared, columns));
 #pragma unroll 1
@@ -570,8 +570,7 @@ struct TiledRows {
     const index_type columns = problem.geometry.columns;
     if (std::is_same_v<typename Problem::Transform, BoundIdentity> && columns > 144 && columns < 224)
       return columns % 32 == 0;
-    return columns > 144 || columns == 128 ||
-           (columns == 64 && !knows_end_of_kept<typename Problem::Transform::Row>);
+    return columns > 144 || columns == 128 || (columns == 64 && !may_drop_ends<Problem>);
   }
 
   template <class Problem>
