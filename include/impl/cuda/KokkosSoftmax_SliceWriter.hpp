@@ -282,6 +282,8 @@ struct SliceWriter {
         if constexpr (through_slot) {
           to[at + i * threads] = out;
         } else {
+          // (Bfloat16 to float, 512 MB on one H200, fraction of a copy with the hint to leave L2 first and
+          // so: 16385 columns 0.88 and 0.91, 32768 0.88 and 0.90, 131072 0.91 and 0.925, 1 M 0.92 and 0.93.)
           store_past_l1(to + at + i * threads, out);
         }
       }
