@@ -14,6 +14,7 @@
 namespace {
 
 using namespace tests;
+
 // Of a lane of a tile, of parts of a warp, of a warp, of several warps, of a block; whole vectors and others.
 const std::int64_t lengths[] = {1,    17,   33,   64,   128,  129,  256,  512,  577,  1024,
                                 1401, 1601, 2047, 2601, 4096, 5000, 6656, 8191, 16384};

@@ -1018,9 +1018,7 @@ struct PackedRow {
       if constexpr (Threads::has_neighbours) {
         if (__all_sync(0xffffffffu, dense && columns >= 2 * width)) {
           const int lane = threadIdx.x % 32, first_lane = lane - threads.index;
-          const int before_previous = (before - columns) & (width - 1);
-          const int last_of_previous = (before_previous + columns - 1) / width % threads.count;
-          const int source = (first_lane - threads.count + last_of_previous) & 31;
+          const int source = lane_of_last_before_row(first_lane, threads);
           const uint4 previous{
               __shfl_sync(0xffffffffu, last.x, source), __shfl_sync(0xffffffffu, last.y, source),
               __shfl_sync(0xffffffffu, last.z, source), __shfl_sync(0xffffffffu, last.w, source)};
@@ -1044,6 +1042,15 @@ struct PackedRow {
       store_image<16, vectors>(y, reinterpret_cast<const Out*>(threads.image) + before, exists ? columns : 0,
                                threads);
     }
+  }
+
+  /// The lane that has the last vector of the row before this one, whose own begin with `first_lane`; of
+  /// dense rows.
+  template <class Threads>
+  __device__ __forceinline__ int lane_of_last_before_row(int first_lane, const Threads& threads) const {
+    const int before_previous = (before - columns) & (width - 1);
+    const int last_of_previous = (before_previous + columns - 1) / width % threads.count;
+    return (first_lane - threads.count + last_of_previous) & 31;
   }
 
   /// Of floats, a vector of the row being two of memory's: a sector, where rows are dense.
@@ -1084,9 +1091,7 @@ struct PackedRow {
               for (int i = 0; i < width; ++i) last[i] = value[i];
             }
             if (k == 0) {
-              const int before_previous = (before - columns) & (width - 1);
-              const int last_of_previous = (before_previous + columns - 1) / width % threads.count;
-              const int source = (first_lane - threads.count + last_of_previous) & 31;
+              const int source = lane_of_last_before_row(first_lane, threads);
               const bool takes = threads.index == 0 && shares_first;
 #pragma unroll
               for (int i = 0; i < width - 1; ++i) {
