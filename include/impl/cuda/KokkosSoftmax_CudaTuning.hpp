@@ -53,6 +53,14 @@ struct ReductionPlan {
   static constexpr index_type largest_row_bytes_held(bool parks) {
     return (parks ? 15 : 16) * index_type(512 * 1024);
   }
+  /// Outputs larger than the inputs (`widens`) are better written in smaller bursts. (One H200, bfloat16 to
+  /// float, fractions of a copy, slices of 16, 20, 24 and 32 KB: 32768 columns 0.965, 0.935, 0.935 and 0.91,
+  /// 65536 0.97, 0.94, 0.93 and 0.92, 131072 0.94, 0.955, 0.94 and 0.92, 151643 0.925, 0.96, - and 0.92, 1 M
+  /// 0.95, 0.965, 0.945 and 0.935.)
+  static constexpr bool has_short_slices(index_type row_bytes, bool widens) {
+    return widens && row_bytes <= slices_at_once * usual_slice_bytes;
+  }
+
   /// The slices of such a row: the less room it leaves in the rings, the more it pays to free that in small
   /// parts, though these cost more. (Fraction of a copy of 1 GiB of float on one H200, slices of 32, 24 and
   /// 20 KB, all held: 10 MB a row 0.93, 0.90, 0.87, 11 MB 0.85, 0.92, 0.80, 12 MB 0.84, 0.89, 0.86, 14 MB
@@ -60,8 +68,12 @@ struct ReductionPlan {
   /// too, these are as long as leaves room for seven wherever they begin, unless a warp would then have to
   /// ask once more for their results. (With these and the usual ones: 4194305 columns of float 0.875 and
   /// 0.83, 5 M 0.89 both, but 2097152 0.93 and 0.955, 4194304 0.89 and 0.905; with 24 KB 3 M 0.88 for 0.92.)
-  static constexpr index_type slice_bytes_of(index_type row_bytes, bool parks) {
+  static constexpr index_type slice_bytes_of(index_type row_bytes, bool parks, bool widens) {
     constexpr index_type mega = 1024 * 1024;
+    if (has_short_slices(row_bytes, widens)) {
+      const index_type at_least = row_bytes <= 8 * 4 * part_bytes ? 4 : 5;
+      return std::max(at_least, ceil_div(row_bytes, part_bytes * slices_at_once)) * part_bytes;
+    }
     if (parks && row_bytes > largest_row_bytes_held(parks)) {
       constexpr index_type shorter = usual_slice_bytes - 128;
       const auto turns = [&](index_type bytes) { return (row_bytes - 1) / (bytes * slices_at_once) + 1; };
@@ -86,13 +98,15 @@ struct ReductionPlan {
   }
 
   template <class In>
-  static constexpr ReductionPlan of(index_type columns, bool parks) {
+  static constexpr ReductionPlan of(index_type columns, bool parks, bool widens = false) {
     constexpr index_type size = sizeof(In), line = 128 / size;
     const auto slices_of = [&](index_type bytes) { return ceil_div(columns * size, bytes); };
     // Larger ones where the usual ones would be far from full: a row a little longer than so many of these.
-    const index_type usual = slice_bytes_of(columns * size, parks);
+    const index_type usual = slice_bytes_of(columns * size, parks, widens);
+    const bool has_short = has_short_slices(columns * size, widens);
+    const index_type largest = has_short ? std::max<index_type>(usual, 5 * part_bytes) : largest_slice_bytes;
     const bool fills = columns * size * 16 >= slices_of(usual) * usual * 15;
-    index_type wanted = slices_of(fills ? usual : largest_slice_bytes);
+    index_type wanted = slices_of(fills ? usual : largest);
     // No more results than a warp asks for at once. (One H200, 1.05 to 1.17 M columns of float 0.945 of a
     // copy, in 129 to 143 slices 0.915; but with a bias as large as x 0.88 and 1.00, with one for all rows
     // 0.71 and 0.82, 2.3 M of bfloat16 0.88 and 0.91.)
@@ -108,7 +122,8 @@ struct ReductionPlan {
     // factor 0.92 and 0.94, a temperature 0.75 and 0.79, a bias for all rows 0.61 and 0.65, 131073 columns
     // with a temperature 0.72 and 0.78; but with a mask, beside whose operands fewer slots fit then, by runs
     // apart 0.86 to 0.89 and 0.84. A slice alone is no longer than its row, nor is its slot.)
-    const index_type unit = usual == usual_slice_bytes && !as_many_as_asked_for ? part_bytes / size : line;
+    const bool in_parts = (usual == usual_slice_bytes || has_short) && !as_many_as_asked_for;
+    const index_type unit = in_parts ? part_bytes / size : line;
     const index_type length =
         std::min(ceil_div(ceil_div(columns, wanted), unit) * unit, ceil_div(columns, line) * line);
     const index_type slices = ceil_div(columns, length);

@@ -110,6 +110,10 @@ struct GridPipelinedBlock {
   __device__ bool operands_take_turns() const {
     return shares || (shape.operand_slots > 0 && !operands_stay());
   }
+  __device__ StagedOutputs staged_outputs(int warp) const {
+    return {slots + shape.bytes_of_slots() + warp * shape.bytes_staged_of_warp(), shape.staged_vectors,
+            shape.rereads};
+  }
   __device__ char* operand_slot(int s) const {
     return slots + shape.slots * shape.slot_bytes + s * shape.operand_slot_bytes;
   }
@@ -946,8 +950,9 @@ struct GridPipelinedBlock {
       } else {
         done();
       }
-      if (use == SliceUse::end) return;
+      if (use == SliceUse::end) break;
     }
+    if (stages_outputs<Problem> && lane == 0) cp_async_bulk_wait_group();
   }
 
   /// The same where slices are parked: each takes the place of the one that was parked so many before it.
@@ -965,7 +970,7 @@ struct GridPipelinedBlock {
         if (is_there[i]) {
           mbarrier_wait_parity(&ring[oldest.slot].ready, oldest.parity);
           const SlicedRowResult<Problem> result = ring[oldest.slot].of_row;
-          const SliceWriter<Problem> writer{ring[oldest.slot].slice, nullptr, warp, lane, result};
+          const SliceWriter<Problem> writer{ring[oldest.slot].slice, nullptr, warp, lane, result, {}};
           writer.from_parked(slice[i], ring[oldest.slot].slice.store_cycles);
           release(oldest);
           oldest.advance(turn());
@@ -982,7 +987,7 @@ struct GridPipelinedBlock {
           if (held.slice.store_cycles > 0)
             wait_until_cycle(clock_cycles() + GridPipelinedShape::cycles_before_parking);
           const SlicedRowResult<Problem> unknown{};
-          SliceWriter<Problem>{held.slice, slot_of(at), warp, lane, unknown}.park(slice[i]);
+          SliceWriter<Problem>{held.slice, slot_of(at), warp, lane, unknown, {}}.park(slice[i]);
           leave_slot(at);
           is_there[i] = true;
           at.advance(turn());
@@ -997,7 +1002,7 @@ struct GridPipelinedBlock {
     const SliceInSlot<Problem>& in = held.slice;
     const SlicedRowResult<Problem> result = held.of_row;
     // (The columns of all elements of a lane would be found before the loop over slices and spilled.)
-    const SliceWriter<Problem> writer{in, slot(at.slot), warp, not_known(lane), result};
+    const SliceWriter<Problem> writer{in, slot(at.slot), warp, not_known(lane), result, staged_outputs(warp)};
     if constexpr (may_drop_ends) {
       if (kept(in) == 0) {
         if (finishes_from_inputs(in.use)) release_operands(in);

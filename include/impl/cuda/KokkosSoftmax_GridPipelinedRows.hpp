@@ -13,9 +13,11 @@
 ///                 row and joins them;
 ///   finishers     (8 warps) turn the slot's slice into exp(x - max) / sum, in place;
 ///   a storer      (1 thread) starts the bulk copy of the slot to y. When it is read, the slot is free.
-/// None of them waits for a later one, so the way through L2 and the reduction of one slice are hidden behind
-/// the copies of others. A row of so few slices that a block holds two such rows has one ticket for all, and
-/// its slices never leave the block: the way through L2 for each would take longer than its copy.
+/// Outputs larger than the inputs have no room in a slot: each finisher's warp stages its part of a slice in
+/// a place of its own, and starts the bulk copy from there. None of them waits for a later one, so the way
+/// through L2 and the reduction of one slice are hidden behind the copies of others. A row of so few slices
+/// that a block holds two such rows has one ticket for all, and its slices never leave the block: the way
+/// through L2 for each would take longer than its copy.
 ///
 /// A slice of which a causal mask keeps nothing is not read, nor reduced. Its outputs wait for the row's
 /// result like others: they are NaN where that is.
@@ -115,8 +117,8 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   using OfBlock = GridPipelinedBlock<Problem, kind>;
   constexpr bool parks = OfBlock::parks, holds_shares = OfBlock::holds_shares && has_setmaxnreg;
   constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
-  auto* const ring =
-      reinterpret_cast<GridPipelinedSlot<Problem>*>(grid_pipelined_slots + shape.bytes_of_slots());
+  auto* const ring = reinterpret_cast<GridPipelinedSlot<Problem>*>(
+      grid_pipelined_slots + shape.bytes_of_slots() + shape.bytes_staged());
   const bool finishes = problem.operation != Operation::logsumexp;
   const int warp = threadIdx.x / 32;
   // (One thread of a warp: the fence takes a microsecond with several.)
@@ -243,13 +245,14 @@ struct GridPipelinedRows {
         (problem.operation == Operation::logsumexp && !GridPipelinedBlock<Problem>::holds_shares ? 1 : 0);
     shape.collectors = GridPipelinedShape::collectors_for<Problem>(plan.slices);
     const int slot_bytes = shape.slot_bytes + known_bytes;
-    shape.slots = std::min({slots, device.shared_bytes / slot_bytes, GridPipelinedShape::most_slots});
+    const int shared_bytes = device.shared_bytes - shape.bytes_staged();
+    shape.slots = std::min({slots, shared_bytes / slot_bytes, GridPipelinedShape::most_slots});
     const auto capacity = [&] { return static_cast<index_type>(device.multiprocessors) * shape.slots; };
     const auto rereads = [&] {
       return problem.operation != Operation::logsumexp && (plan.reads_twice || plan.slices > capacity());
     };
     shape.rereads = rereads();
-    stage_operands(problem, plan, shape, device.shared_bytes, slot_bytes);
+    stage_operands(problem, plan, shape, shared_bytes, slot_bytes);
     shape.rereads = rereads();
     constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
     const bool is_held_row = sizeof(In) == 2 && !has_transform && problem.operation != Operation::logsumexp &&
@@ -367,6 +370,12 @@ struct GridPipelinedRows {
     const bool is_slow = waits_by_warp<typename Problem::Acc> && problem.operation == Operation::logsumexp;
     shape.runs = is_slow ? 0 : plan.runs;
     shape.slice_columns = plan.slice_columns;
+    if (stages_outputs<Problem> && problem.operation != Operation::logsumexp) {
+      constexpr int bytes_of_round =
+          GridPipelinedShape::finishing_threads * GridPipelinedShape::copy_alignment;
+      shape.staged_vectors = GridPipelinedShape::staged_vectors_for(
+          ceil_div(plan.slice_columns * static_cast<int>(sizeof(typename Problem::Out)), bytes_of_round));
+    }
     // A slice that starts within a line ends within one more.
     shape.slot_bytes = plan.slice_columns * static_cast<int>(sizeof(typename Problem::In)) +
                        (has_whole_lines ? 0 : GridPipelinedShape::line);
@@ -382,10 +391,10 @@ struct GridPipelinedRows {
     const int known_bytes = GridPipelinedBlock<Problem, kind>::turn_of(shape) *
                             static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(exec, &grid_pipelined_rows_kernel<Problem, kind>, device.multiprocessors,
-                           threads_of<Problem, kind>,
-                           static_cast<std::size_t>(shape.bytes_of_slots() + known_bytes), problem, shape,
-                           CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
+      launch_cooperatively(
+          exec, &grid_pipelined_rows_kernel<Problem, kind>, device.multiprocessors, threads_of<Problem, kind>,
+          static_cast<std::size_t>(shape.bytes_of_slots() + shape.bytes_staged() + known_bytes), problem,
+          shape, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
     });
   }
 

@@ -106,6 +106,15 @@ struct GridPipelinedShape {
   /// 65536 3770, 4110, 4165, 393216 3840, 4270, 4325.)
   static constexpr int slices_read_at_once = 3;
 
+  /// Of larger outputs, of which a slice has so many vectors for each lane of the finishers, those that a
+  /// warp stages at once: all of a short slice, for each waits until the one before has left; of a longer one
+  /// fewer, which leave room for one more slot. (One H200, bfloat16 to float, fractions of a copy: 65536
+  /// columns, slices of 16 KB, 0.965, half of a slice at once 0.94; 131072, 20 KB, 0.955 and 0.95; 1.9 M, 32
+  /// KB, half and a third of it 0.89 and 0.92.)
+  static constexpr int staged_vectors_for(int vectors) {
+    return vectors <= 10 ? vectors : ceil_div(vectors, ceil_div(vectors, 6));
+  }
+
   /// Of rows that have the same operands, the slices at most that each have theirs in a place of their own,
   /// if as many slots are left at least. (One H200, fractions of a copy, copied with each slice and so:
   /// float, a mask for all rows 8191 columns 0.90 and 0.97, 10001 0.82 and 0.91, 32768, four slices, 0.93 and
@@ -139,8 +148,10 @@ struct GridPipelinedShape {
     using In = typename Problem::In;
     constexpr int fewest_slices_a_multiprocessor = 64;
     constexpr bool is_plain =
-        sizeof(In) == sizeof(typename Problem::Out) && !PartOfSlice<Problem>::has_transform;
-    const bool pays = sizeof(In) == 4 || (sizeof(In) == 2 && has_whole_lines && plan.slices > 2);
+        sizeof(In) <= sizeof(typename Problem::Out) && !PartOfSlice<Problem>::has_transform;
+    const bool pays = stages_outputs<Problem>
+                          ? has_whole_lines
+                          : sizeof(In) == 4 || (sizeof(In) == 2 && has_whole_lines && plan.slices > 2);
     return is_plain && pays && problem.operation != Operation::logsumexp &&
            problem.geometry.rows * plan.slices >=
                index_type(fewest_slices_a_multiprocessor) * multiprocessors;
@@ -209,9 +220,17 @@ struct GridPipelinedShape {
     const void* end;  ///< behind it in memory
     int at;
   } operand[most_staged_operands];
+  /// Vectors of a lane that larger outputs are staged in, behind all slots.
+  int staged_vectors;
 
   KOKKOS_FORCEINLINE_FUNCTION int bytes_of_slots() const {
     return slots * slot_bytes + operand_slots * operand_slot_bytes;
+  }
+  KOKKOS_FORCEINLINE_FUNCTION int bytes_staged_of_warp() const {
+    return staged_vectors > 0 ? staged_vectors * 32 * copy_alignment + line : 0;
+  }
+  KOKKOS_FORCEINLINE_FUNCTION int bytes_staged() const {
+    return finishing_threads / 32 * bytes_staged_of_warp();
   }
   /// Where the slice with this number, of those of all tickets, lies. (A division of 64 bits would take the
   /// producer's one thread longer than all else that it does.)

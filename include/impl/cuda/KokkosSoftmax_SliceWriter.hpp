@@ -11,9 +11,16 @@
 
 namespace KokkosSoftmax::impl {
 
+/// Where a finisher's warp leaves outputs that are larger than the inputs, from where bulk copies take them.
+struct StagedOutputs {
+  char* place;  ///< a line more than so many vectors a lane, at a boundary of lines
+  int vectors;
+  bool leave_l2_first;
+};
+
 /// Turns a slice in its slot into its outputs. Which lane does what moves no bits. Outputs as large as the
-/// inputs stay in the slot, but for the few before the first boundary of y and behind the last, which go to
-/// y; others go to y all.
+/// inputs stay in the slot, larger ones are staged piece by piece; but the few before the first boundary of y
+/// and behind the last go to y, and so do all that are smaller.
 template <class Problem>
 struct SliceWriter {
   using In = typename Problem::In;
@@ -22,7 +29,10 @@ struct SliceWriter {
   using Result = SlicedRowResult<Problem>;
   using Part = PartOfSlice<Problem>;
   static constexpr bool through_slot = sizeof(In) == sizeof(Out);
+  static constexpr bool stages = stages_outputs<Problem>;
   static constexpr int threads = GridPipelinedShape::finishing_threads;
+  /// From a vector of a lane to its next one: a warp's lie together where they are staged.
+  static constexpr int stride = stages ? 32 : threads;
   static constexpr int larger_scalar = sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out);
   static constexpr int width = GridPipelinedShape::copy_alignment / larger_scalar;  ///< elements of a vector
   static constexpr int unit = Part::unit;
@@ -53,6 +63,7 @@ struct SliceWriter {
   char* slot;
   int warp, lane;
   const Result& row;
+  StagedOutputs staged;
 
   /// From the exponentials in the slot, or from the logits where these are not kept. `release` is called once
   /// this warp is done with the slot.
@@ -101,7 +112,7 @@ struct SliceWriter {
       write<Logits>(
           [&]<int count>(int column, Acc(&value)[count]) {
             transform.template transform_held<width>(value,
-                                                     HeldNeighbours{first_column + column, threads * width});
+                                                     HeldNeighbours{first_column + column, stride * width});
             row.with_output([&](const auto& output_of) {
 #pragma unroll
               for (Acc& v : value) v = output_of(v);
@@ -179,6 +190,15 @@ struct SliceWriter {
   __device__ void of_dropped(const Release& release) const {
     Acc output = 0;
     row.with_output([&](const auto& output_of) { output = output_of(-infinity_v<Acc>); });
+    if constexpr (stages) {
+      write_staged<Logits>(
+          [&](int, Acc(&value)[SliceWriter::width]) {
+#pragma unroll
+            for (Acc& v : value) v = output;
+          },
+          [&](int, Acc) { return output; }, release);
+      return;
+    }
     constexpr int width = GridPipelinedShape::copy_alignment / static_cast<int>(sizeof(Out));
     struct alignas(GridPipelinedShape::copy_alignment) Vector {
       Out e[width];
@@ -213,8 +233,9 @@ struct SliceWriter {
   __device__ int y_phase() const {
     return static_cast<int>(reinterpret_cast<std::uintptr_t>(slice.y) / sizeof(Out) % width);
   }
+  /// Columns before the first vector, which is one of y where outputs are staged.
   __device__ int head() const {
-    return min((width - x_phase()) % width, slice.columns);
+    return min((width - (stages ? y_phase() : x_phase())) % width, slice.columns);
   }
   __device__ In* x() const {
     return reinterpret_cast<In*>(slot + slice.shift);
@@ -250,7 +271,9 @@ struct SliceWriter {
   template <class Pair, class VectorOutput, class ScalarOutput, class OutputOfUnit, class Release>
   __device__ void write(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
                         const OutputOfUnit& output_of_unit, const Release& release) const {
-    if (x_phase() == y_phase()) {
+    if constexpr (stages) {
+      write_staged<Pair>(vector_output, scalar_output, release);
+    } else if (x_phase() == y_phase()) {
       write_vectors<Pair>(vector_output, scalar_output, release);
     } else {
       write_units<Pair>(output_of_unit, scalar_output, release);
@@ -264,51 +287,104 @@ struct SliceWriter {
     const int vectors = (slice.columns - first) / width;
     const End end = end_of<Pair>(first, first + vectors * width, scalar_output);
     if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
-    InVector* const from = reinterpret_cast<InVector*>(x() + first);
-    OutVector* const to =
-        through_slot ? reinterpret_cast<OutVector*>(from) : reinterpret_cast<OutVector*>(slice.y + first);
+    OutVector* const to = through_slot ? reinterpret_cast<OutVector*>(x() + first)
+                                       : reinterpret_cast<OutVector*>(slice.y + first);
+    write_lane<Pair>(vector_output, first, thread(), vectors, true, to);
+    release();
+  }
+
+  /// Each warp one piece of the slice after the other. Its last piece has left its place long ago.
+  template <class Pair, class VectorOutput, class ScalarOutput, class Release>
+  __device__ void write_staged(const VectorOutput& vector_output, const ScalarOutput& scalar_output,
+                               const Release& release) const {
+    const int first = head();
+    const int vectors = (slice.columns - first) / width;
+    const End end = end_of<Pair>(first, first + vectors * width, scalar_output);
+    if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
+    OutVector* const y = reinterpret_cast<OutVector*>(slice.y + first);
+    OutVector* const place = reinterpret_cast<OutVector*>(staged.place + place_in_line(y));
+    const bool alike = x_phase() == y_phase();
+    // Pieces of one length.
+    const int rounds = (vectors + threads - 1) / threads;
+    const int turns = max(1, (rounds + staged.vectors - 1) / staged.vectors);
+    const int piece = (rounds + turns - 1) / turns * 32;
+#pragma unroll 1
+    for (int begin = warp * piece; begin < vectors; begin += piece * (threads / 32)) {
+      const int last = min(begin + piece, vectors);
+      if (lane == 0) cp_async_bulk_wait_group_read<0>();
+      __syncwarp();
+      write_lane<Pair>(vector_output, first, begin + lane, last, alike, place - begin);
+      fence_proxy_async_shared();  // what was written there comes before the copy from it
+      __syncwarp();
+      if (lane == 0) {
+        const auto bytes = static_cast<std::uint32_t>((last - begin) * GridPipelinedShape::copy_alignment);
+        if (staged.leave_l2_first) {
+          cp_async_bulk_store(y + begin, place, bytes, createpolicy_evict_first());
+        } else {
+          cp_async_bulk_store(y + begin, place, bytes);
+        }
+      }
+    }
+    release();
+  }
+
+  /// The vectors behind `first` from the lane's first, `at`, to `last`, to their places behind `to`. `alike`:
+  /// whether vectors of y are vectors of x, too.
+  template <class Pair, class VectorOutput>
+  __device__ __forceinline__ void write_lane(const VectorOutput& vector_output, int first, int at, int last,
+                                             bool alike, OutVector* to) const {
+    const In* const from = x() + first;
+    const auto load = [&](int of_vector) {
+      InVector vector = {};
+      if (!stages || alike) vector = reinterpret_cast<const InVector*>(from)[of_vector];
+      if constexpr (stages) {
+        if (!alike) {
+          In e[width];
+#pragma unroll
+          for (int j = 0; j < width; ++j) e[j] = from[of_vector * width + j];
+          memcpy(vector.word, e, sizeof(e));
+        }
+      }
+      return vector;
+    };
     // (What takes several vectors looks up what to do once for all of them.)
-    const auto out_of = [&]<int count>(int at, const InVector(&held)[count]) {
+    const auto out_of = [&]<int count>(int of_vector, const InVector(&held)[count]) {
       Acc value[count * width];
 #pragma unroll
       for (int j = 0; j < count * width; ++j) value[j] = held[j / width].template element<Pair>(j % width);
-      vector_output(first + at * width, value);
+      vector_output(first + of_vector * width, value);
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        Acc of_vector[width];
+        Acc of_one[width];
 #pragma unroll
-        for (int j = 0; j < width; ++j) of_vector[j] = value[i * width + j];
-        const OutVector out = rounded<OutVector>(of_vector);
-        if constexpr (through_slot) {
-          to[at + i * threads] = out;
+        for (int j = 0; j < width; ++j) of_one[j] = value[i * width + j];
+        const OutVector out = rounded<OutVector>(of_one);
+        if constexpr (through_slot || stages) {
+          to[of_vector + i * stride] = out;
         } else {
-          // (Bfloat16 to float, 512 MB on one H200, fraction of a copy with the hint to leave L2 first and
-          // so: 16385 columns 0.88 and 0.91, 32768 0.88 and 0.90, 131072 0.91 and 0.925, 1 M 0.92 and 0.93.)
-          store_past_l1(to + at + i * threads, out);
+          store_past_l1(to + of_vector + i * stride, out);
         }
       }
     };
     constexpr int at_once = Part::unit == 2 && Part::has_transform ? 2 : 4;
     constexpr int together = std::is_invocable_v<VectorOutput, int, Acc(&)[at_once * width]> ? at_once : 1;
-    int at = thread();
 #pragma unroll 1
-    for (; at + (at_once - 1) * threads < vectors; at += at_once * threads) {
+    for (; at + (at_once - 1) * stride < last; at += at_once * stride) {
       InVector held[at_once / together][together];
 #pragma unroll
-      for (int i = 0; i < at_once; ++i) held[i / together][i % together] = from[at + i * threads];
+      for (int i = 0; i < at_once; ++i) held[i / together][i % together] = load(at + i * stride);
 #pragma unroll
-      for (int i = 0; i < at_once; i += together) out_of(at + i * threads, held[i / together]);
+      for (int i = 0; i < at_once; i += together) out_of(at + i * stride, held[i / together]);
     }
     InVector held[at_once - 1][1];
 #pragma unroll
     for (int i = 0; i < at_once - 1; ++i) {
-      if (at + i * threads < vectors) held[i][0] = from[at + i * threads];
+      if (at + i * stride < last) held[i][0] = load(at + i * stride);
     }
 #pragma unroll
     for (int i = 0; i < at_once - 1; ++i) {
-      if (at + i * threads < vectors) out_of(at + i * threads, held[i]);
+      if (at + i * stride < last) out_of(at + i * stride, held[i]);
     }
-    release();
   }
 
   /// Where x and y lie differently.

@@ -832,9 +832,14 @@ inline constexpr bool parks_slices =
     std::is_same_v<typename Problem::In, float>&& std::is_same_v<typename Problem::Out, float> &&
     !PartOfSlice<Problem>::has_transform;
 
+/// Whether outputs are larger than inputs, so that a slice's place has no room for them.
+template <class Problem>
+inline constexpr bool stages_outputs = sizeof(typename Problem::Out) > sizeof(typename Problem::In);
+
 template <class Problem>
 ReductionPlan plan_of(const Problem& problem) {
-  return ReductionPlan::of<typename Problem::In>(problem.geometry.columns, parks_slices<Problem>);
+  const bool widens = stages_outputs<Problem> && problem.operation != Operation::logsumexp;
+  return ReductionPlan::of<typename Problem::In>(problem.geometry.columns, parks_slices<Problem>, widens);
 }
 
 /// Whether each row of x and, where rows are written, of y begins at a multiple of so many bytes.
