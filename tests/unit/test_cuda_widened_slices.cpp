@@ -85,8 +85,8 @@ TEST_F(CudaWidenedSlices, ManyRows) {
 // Some slices are not read, and written all the same: of all rows, of the first ones, of none.
 TEST_F(CudaWidenedSlices, Causal) {
   int turn = 0;
-  for (const auto& [columns, rows] : many) {
-    for (const std::int64_t offset : {-rows / 2, std::int64_t(8100), columns / 2, columns - rows / 2}) {
+  for (const auto& [columns, rows] : {ManyRows{16385, 900}, ManyRows{65536, 170}}) {
+    for (const std::int64_t offset : {-rows / 2, std::int64_t(8100), columns / 2}) {
       SCOPED_TRACE(offset);
       auto c = with_dropped(
           special_case<bhalf_t>(columns, columns % 2 == 0 ? Gaps::none : Gaps::rows, 1, rows), offset);
@@ -100,7 +100,7 @@ TEST_F(CudaWidenedSlices, Causal) {
 
 // Operands lie between the slots and the places of outputs: one for each logit, for each row, for all rows.
 TEST_F(CudaWidenedSlices, Bias) {
-  for (const auto& [columns, rows] : {ManyRows{16385, 900}, ManyRows{131073, 120}}) {
+  for (const auto& [columns, rows] : {ManyRows{16385, 900}, ManyRows{131073, 100}}) {
     auto c = special_case<bhalf_t>(columns, columns % 2 == 0 ? Gaps::none : Gaps::rows, 1, rows);
     for (const auto& extents : {std::vector<std::int64_t>{1, rows, columns}, {1, 1, columns}}) {
       const auto layout = reference::right(extents);
