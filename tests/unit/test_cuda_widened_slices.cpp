@@ -68,7 +68,7 @@ TEST_F(CudaWidenedSlices, OffBoundaries) {
   }
 }
 
-// So many that a block has slices in all its slots several times, and places of outputs as often.
+// So many that a block has slices in all its slots more than once, and in the places of outputs many times.
 struct ManyRows {
   std::int64_t columns, rows;
 };
@@ -98,7 +98,7 @@ TEST_F(CudaWidenedSlices, Causal) {
   }
 }
 
-// Operands lie between the slots and the places of outputs: one for each logit, for each row, for all rows.
+// Operands lie between the slots and the places of outputs: one for each logit, one for all rows.
 TEST_F(CudaWidenedSlices, Bias) {
   for (const auto& [columns, rows] : {ManyRows{16385, 900}, ManyRows{131073, 100}}) {
     auto c = special_case<bhalf_t>(columns, columns % 2 == 0 ? Gaps::none : Gaps::rows, 1, rows);

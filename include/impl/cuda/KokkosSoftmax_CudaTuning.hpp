@@ -57,6 +57,7 @@ struct ReductionPlan {
   /// float, fractions of a copy, slices of 16, 20, 24 and 32 KB: 32768 columns 0.965, 0.935, 0.935 and 0.91,
   /// 65536 0.97, 0.94, 0.93 and 0.92, 131072 0.94, 0.955, 0.94 and 0.92, 151643 0.925, 0.96, - and 0.92, 1 M
   /// 0.95, 0.965, 0.945 and 0.935.)
+  static constexpr index_type short_slice_bytes = 5 * part_bytes, shortest_slice_bytes = 4 * part_bytes;
   static constexpr bool has_short_slices(index_type row_bytes, bool widens) {
     return widens && row_bytes <= slices_at_once * usual_slice_bytes;
   }
@@ -71,8 +72,9 @@ struct ReductionPlan {
   static constexpr index_type slice_bytes_of(index_type row_bytes, bool parks, bool widens) {
     constexpr index_type mega = 1024 * 1024;
     if (has_short_slices(row_bytes, widens)) {
-      const index_type at_least = row_bytes <= 8 * 4 * part_bytes ? 4 : 5;
-      return std::max(at_least, ceil_div(row_bytes, part_bytes * slices_at_once)) * part_bytes;
+      const bool is_short = row_bytes <= 8 * shortest_slice_bytes;
+      return std::max(is_short ? shortest_slice_bytes : short_slice_bytes,
+                      ceil_div(row_bytes, part_bytes * slices_at_once) * part_bytes);
     }
     if (parks && row_bytes > largest_row_bytes_held(parks)) {
       constexpr index_type shorter = usual_slice_bytes - 128;
@@ -104,7 +106,7 @@ struct ReductionPlan {
     // Larger ones where the usual ones would be far from full: a row a little longer than so many of these.
     const index_type usual = slice_bytes_of(columns * size, parks, widens);
     const bool has_short = has_short_slices(columns * size, widens);
-    const index_type largest = has_short ? std::max<index_type>(usual, 5 * part_bytes) : largest_slice_bytes;
+    const index_type largest = has_short ? std::max(usual, short_slice_bytes) : largest_slice_bytes;
     const bool fills = columns * size * 16 >= slices_of(usual) * usual * 15;
     index_type wanted = slices_of(fills ? usual : largest);
     // No more results than a warp asks for at once. (One H200, 1.05 to 1.17 M columns of float 0.945 of a

@@ -136,7 +136,9 @@ struct GridPipelinedShape {
   static constexpr int rows_sharing_operands = 2, most_slices_of_floats_sharing = 24;
 
   /// Whether the slices of rows of which a ring has two go to blocks one by one nevertheless: those of
-  /// floats, and of 16 bits of more than two slices in whole lines, where there are many of them. (One H200,
+  /// floats, of 16 bits of more than two slices in whole lines, and of what becomes wider in whole lines,
+  /// where there are many of them. (Bfloat16 to float, one H200, fractions of a copy, whole rows to a block
+  /// and so: 24576 columns 0.92 and 0.95, 32768 0.93 and 0.965, but 16387 0.94 and 0.91. Others, one H200,
   /// fractions of a copy of 1 GiB, whole rows to a block and so: float 16388 columns 0.950 and 0.958, 20480
   /// 0.948 and 0.964, 24576 0.942 and 0.949, 28672 0.944 and 0.960, bfloat16 45056 0.946 and 0.973, 49152
   /// 0.933 and 0.953, 57344 0.939 and 0.961, but 32776 0.956 and 0.941, 40002 0.957 and 0.938; microseconds

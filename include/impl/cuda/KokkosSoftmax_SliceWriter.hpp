@@ -266,6 +266,12 @@ struct SliceWriter {
     return end;
   }
 
+  template <class Pair, class ScalarOutput>
+  __device__ void write_ends(int first, int last, const ScalarOutput& scalar_output) const {
+    const End end = end_of<Pair>(first, last, scalar_output);
+    if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
+  }
+
   /// `output_of_unit(column)` gives the function for elements of the unit there and those a multiple of a
   /// round of the shares from it.
   template <class Pair, class VectorOutput, class ScalarOutput, class OutputOfUnit, class Release>
@@ -285,8 +291,7 @@ struct SliceWriter {
                                 const Release& release) const {
     const int first = head();
     const int vectors = (slice.columns - first) / width;
-    const End end = end_of<Pair>(first, first + vectors * width, scalar_output);
-    if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
+    write_ends<Pair>(first, first + vectors * width, scalar_output);
     OutVector* const to = through_slot ? reinterpret_cast<OutVector*>(x() + first)
                                        : reinterpret_cast<OutVector*>(slice.y + first);
     write_lane<Pair>(vector_output, first, thread(), vectors, true, to);
@@ -299,8 +304,7 @@ struct SliceWriter {
                                const Release& release) const {
     const int first = head();
     const int vectors = (slice.columns - first) / width;
-    const End end = end_of<Pair>(first, first + vectors * width, scalar_output);
-    if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
+    write_ends<Pair>(first, first + vectors * width, scalar_output);
     OutVector* const y = reinterpret_cast<OutVector*>(slice.y + first);
     OutVector* const place = reinterpret_cast<OutVector*>(staged.place + place_in_line(y));
     const bool alike = x_phase() == y_phase();
@@ -400,8 +404,7 @@ struct SliceWriter {
     } else {
       const int first = min(slice.bytes_before_boundary() / static_cast<int>(sizeof(Out)), slice.columns);
       const int units = (slice.columns - first) / width * width / unit;
-      const End end = end_of<Pair>(first, first + units * unit, scalar_output);
-      if (end.exists) slice.y[end.column] = store_as<Out>(end.value);
+      write_ends<Pair>(first, first + units * unit, scalar_output);
       if (units > 0) move_units<Pair>(first, units, output_of_unit(first + thread() * unit));
     }
     release();
