@@ -865,8 +865,75 @@ TEST_F(CudaSlicedRows, RowsWhoseSlicesAreAllHeld) {
   check_held_slices<bhalf_t, bhalf_t>(131072, 10, 6);
   check_held_slices<bhalf_t, bhalf_t>(128256, 1, 128);
   check_held_slices<bhalf_t, float>(128256, 7, 11);
+  check_held_slices<bhalf_t, float>(128256, 5, 7);
+  check_held_slices<bhalf_t, float>(40008, 11, 19);
+  check_held_slices<bhalf_t, float>(393216, 3, 7);
   check_held_slices<half_t, half_t>(80008, 3, 60);
   check_held_slices<half_t, float>(65536, 12, 10);
+}
+
+// However many rows there are, and so warps for a share of each slice: the bits of grid_pipelined_rows,
+// wherever rows begin, and nothing behind the last of them is written.
+template <class T, class Out, class... Transform>
+void check_numbers_of_rows(std::int64_t columns, const Transform&... transform) {
+  const Exec exec;
+  constexpr std::int64_t most_rows = 70;
+  const std::int64_t count = most_rows * columns;
+  using Unmanaged = Kokkos::MemoryTraits<Kokkos::Unmanaged>;
+  for (const std::int64_t offset : {0, 1}) {
+    const Memory<T> x("x", count + offset);
+    const Memory<Out> y("y", count + 1), expected("expected", count + 1);
+    T* const logits = x.data() + offset;
+    fill(exec, logits, most_rows, columns);
+    Kokkos::parallel_for("spoil", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, count),
+                         SpoilSomeRows<T>{logits, columns});
+    const auto run_by = [&](const char* kernel, const Memory<Out>& to, bool log, std::int64_t rows) {
+      const ks::ScopedImplementation forced(kernel);
+      const Kokkos::View<const T**, Kokkos::LayoutRight, Kokkos::CudaSpace, Unmanaged> in(logits, rows,
+                                                                                          columns);
+      const Kokkos::View<Out**, Kokkos::LayoutRight, Kokkos::CudaSpace, Unmanaged> out(
+          to.data() + (log ? offset : 0), rows, columns);
+      if (log) {
+        ks::log_softmax(exec, in, out, transform...);
+      } else {
+        ks::softmax(exec, in, out, transform...);
+      }
+    };
+    for (const bool log : {false, true}) {
+      for (const std::int64_t rows : {1, 2, 4, 7, 11, 16, 23, 31, 50, 70}) {
+        for (const auto& to : {y, expected}) Kokkos::deep_copy(exec, to, Out(77.0f));
+        run_by(kernels[0], expected, log, rows);
+        try {
+          run_by(kernels[1], y, log, rows);
+        } catch (const std::invalid_argument&) {
+          EXPECT_GT(rows, 16) << "refused";
+          continue;
+        }
+        EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), count + 1), 0)
+            << (log ? "log_softmax " : "softmax ") << ks::scalar_name<T>() << ", " << rows << " x " << columns
+            << ", offset " << offset;
+      }
+    }
+  }
+}
+TEST_F(CudaSlicedRows, AnyNumberOfRowsInFewSlices) {
+  for (const std::int64_t columns : {20001, 32768, 50257, 128256}) {
+    check_numbers_of_rows<float, float>(columns);
+    check_numbers_of_rows<bhalf_t, bhalf_t>(columns);
+    check_numbers_of_rows<bhalf_t, float>(columns);
+    check_numbers_of_rows<half_t, float>(columns);
+  }
+  check_numbers_of_rows<half_t, half_t>(131072);
+}
+TEST_F(CudaSlicedRows, AnyNumberOfTransformedRowsInFewSlices) {
+  constexpr std::int64_t columns = 50260;
+  const Kokkos::View<bool**, Kokkos::LayoutRight, Kokkos::CudaSpace> mask("mask", 1, columns);
+  Kokkos::parallel_for("drop some", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(0, columns),
+                       DropSome{mask.data()});
+  Kokkos::fence();
+  check_numbers_of_rows<float, float>(columns, ks::scale(0.7));
+  check_numbers_of_rows<bhalf_t, bhalf_t>(columns, ks::scale(0.7));
+  check_numbers_of_rows<bhalf_t, float>(columns, ks::scale(0.7) | ks::mask(mask));
 }
 
 // With a transform that is one function of the logits of a row, of floats: a factor below 0, too, a

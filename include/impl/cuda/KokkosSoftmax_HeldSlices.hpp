@@ -26,8 +26,18 @@ struct HeldSlicesShape {
   static constexpr int blocks_a_multiprocessor = 4;
   static constexpr int slices = 2;                                      ///< of a block, at most
   static constexpr int slice_bytes = ReductionPlan::usual_slice_bytes;  ///< at most
-  /// Vectors of memory, and those of shared memory, for which fewer registers are left.
-  static constexpr int vector_bytes = 16, vector_bytes_in_slot = 8;
+  static constexpr int row_boundary_bytes = 16;                         ///< where rows have to begin
+  /// Whether outputs are larger than logits. Slices of such rows are shorter (ReductionPlan), which is worth
+  /// a branch for each round of a warp's vectors.
+  template <class Problem>
+  static constexpr bool widens = sizeof(typename Problem::Out) > sizeof(typename Problem::In);
+  /// Vectors of memory: each lane stores the outputs of one at once. (One H200, microseconds for 32, 40 and
+  /// 64 rows of 128256 logits of bfloat16 that become floats, in a CUDA graph: vectors of 16 bytes, whose
+  /// outputs take two stores to half of a sector each, 14.5, -, 22.4, so 9.9, 10.5, 15.9, by
+  /// grid_pipelined_rows 12.4, 12.8, 17.5.)
+  template <class Problem>
+  static constexpr int vector_bytes = widens<Problem> ? 8 : 16;
+  static constexpr int vector_bytes_in_slot = 8;  ///< for fewer registers are left
 
   /// For so many slices: one each, else two each for as few on each multiprocessor as can have them. (One
   /// H200, microseconds for 40, 44, 48 and 56 rows of 128256 floats in a CUDA graph: where as many blocks as
@@ -88,6 +98,10 @@ struct VectorsOfShare {
   };
   Vector vector[steps];
 
+  /// Of rounds behind the end of a slice, nothing is loaded, used or stored.
+  __device__ static bool reaches(int round, int columns_of_slice) {
+    return !HeldSlicesShape::widens<Problem> || round * columns < columns_of_slice;
+  }
   __device__ static int first_column(int share, int lane) {
     return lane / lanes_of_part * Part::columns + share * static_cast<int>(Part::columns_together) +
            lane % lanes_of_part * width;
@@ -168,19 +182,21 @@ struct VectorsOfShare {
 
  private:
   __device__ static void store_vector(Out* to, const Acc (&out)[width]) {
-    constexpr int each = vector_bytes / static_cast<int>(sizeof(Out));
+    constexpr int most = HeldSlicesShape::row_boundary_bytes / static_cast<int>(sizeof(Out));
+    constexpr int each = width < most ? width : most;
+    constexpr int words_at_once = each * static_cast<int>(sizeof(Out)) / 4;
 #pragma unroll
     for (int begin = 0; begin < width; begin += each) {
-      unsigned bits[words];
+      unsigned bits[words_at_once];
 #pragma unroll
-      for (int w = 0; w < words; ++w) {
+      for (int w = 0; w < words_at_once; ++w) {
         if constexpr (is_16_bit_v<Out>) {
           bits[w] = rounded_pair<Out>(out[begin + 2 * w], out[begin + 2 * w + 1]);
         } else {
           bits[w] = bits_as<unsigned>(out[begin + w]);
         }
       }
-      if constexpr (words == 4) {
+      if constexpr (words_at_once == 4) {
         __stcs(reinterpret_cast<uint4*>(to + begin), uint4{bits[0], bits[1], bits[2], bits[3]});
       } else {
         __stcs(reinterpret_cast<uint2*>(to + begin), uint2{bits[0], bits[1]});
@@ -234,7 +250,7 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
   using Acc = typename Problem::Acc;
   using Out = typename Problem::Out;
   using Part = PartOfSlice<Problem>;
-  using Vectors = VectorsOfShare<Problem, HeldSlicesShape::vector_bytes>;
+  using Vectors = VectorsOfShare<Problem, HeldSlicesShape::vector_bytes<Problem>>;
   using SlotVectors = VectorsOfShare<Problem, HeldSlicesShape::vector_bytes_in_slot>;
   using Result = SlicedRowResult<Problem>;
   static_assert(!keeps || Result::keeps_exponentials);
@@ -307,18 +323,25 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
     const In* const x = call.x + slice.where.x_offset + slice.first_column + first_column;
     const auto transform = transform_of(slice);
 #pragma unroll
-    for (int r = 0; r < Vectors::rounds; ++r)
+    for (int r = 0; r < Vectors::rounds; ++r) {
+      if (!Vectors::reaches(r, slice.columns)) break;
       mine[r].load(x + r * Vectors::columns, left - r * Vectors::columns, whole);
-#pragma unroll
-    for (int r = 0; r < Vectors::rounds; ++r) mine[r].transform(transform);
+    }
     auto maximum = Part::Maximum::none();
 #pragma unroll
-    for (int r = 0; r < Vectors::rounds; ++r) mine[r].join_maximum(maximum);
+    for (int r = 0; r < Vectors::rounds; ++r) {
+      if (!Vectors::reaches(r, slice.columns)) break;
+      mine[r].transform(transform);
+      mine[r].join_maximum(maximum);
+    }
     const Acc max = maximum.of_warp();
     auto sum = ShareSum<Acc>::none();
     const auto exponential = Part::exponential_below(max);
 #pragma unroll
-    for (int r = 0; r < Vectors::rounds; ++r) mine[r].template add_to<keeps>(sum, exponential);
+    for (int r = 0; r < Vectors::rounds; ++r) {
+      if (!Vectors::reaches(r, slice.columns)) break;
+      mine[r].template add_to<keeps>(sum, exponential);
+    }
     sum = sum.of_warp();
     if (lane == 0) of_share[0][share] = Part::share(max, sum);
   }
@@ -338,6 +361,7 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
     SlotVectors vectors;
 #pragma unroll
     for (int r = 0; r < SlotVectors::rounds; ++r) {
+      if (!SlotVectors::reaches(r, slice.columns)) break;
       vectors.load(slot + r * SlotVectors::columns, left - r * SlotVectors::columns, whole);
       vectors.transform(transform);
       vectors.put_back(slot + r * SlotVectors::columns, left - r * SlotVectors::columns, whole);
@@ -348,6 +372,7 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
     auto sum = ShareSum<Acc>::none();
 #pragma unroll
     for (int r = 0; r < SlotVectors::rounds; ++r) {
+      if (!SlotVectors::reaches(r, slice.columns)) break;
       vectors.load(slot + r * SlotVectors::columns, left - r * SlotVectors::columns, whole);
       vectors.template add_to<false>(sum, exponential);
     }
@@ -384,6 +409,7 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
     const int first_column = Vectors::first_column(share, lane);
 #pragma unroll
     for (int r = 0; r < Vectors::rounds; ++r) {
+      if (!Vectors::reaches(r, columns)) break;
       const int begin = first_column + r * Vectors::columns;
       mine[r].store(y + begin, columns - begin, columns == most_columns, output);
     }
@@ -399,6 +425,7 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
     const int first_column = SlotVectors::first_column(share, lane);
 #pragma unroll
     for (int r = 0; r < SlotVectors::rounds; ++r) {
+      if (!SlotVectors::reaches(r, columns)) break;
       const int begin = first_column + r * SlotVectors::columns;
       SlotVectors vectors;
       vectors.load(slot + r * SlotVectors::columns, columns - begin, columns == most_columns);

@@ -517,6 +517,9 @@ __device__ void store_unit(Out* slice, int column, int columns, const Acc (&valu
       if constexpr (is_16_bit_v<Out> && std::is_same_v<Acc, float>) {
         *reinterpret_cast<unsigned*>(slice + column) = rounded_pair<Out>(value[0], value[1]);
         return;
+      } else if constexpr (std::is_same_v<Out, float>) {
+        *reinterpret_cast<float2*>(slice + column) = float2{value[0], value[1]};
+        return;
       }
     }
   }

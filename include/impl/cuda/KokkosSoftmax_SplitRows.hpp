@@ -189,9 +189,9 @@ struct SplitRows {
     if (!layout.empty()) return layout;
     const ReductionPlan plan = plan_of(problem);
     if (plan.slices > most_slices_of_split_row) return "a row has too many slices";
-    const CooperativeLimits& device = limits<FewThreads, Problem>(exec);
+    const CooperativeLimits& device = limits<MostSlices<Problem>, Problem>(exec);
     if (device.refusal) return device.refusal;
-    bool all_resident = holds<FewThreads>(exec, problem, plan);
+    bool all_resident = holds<MostSlices<Problem>>(exec, problem, plan);
     if constexpr (has_more_blocks<Problem>)
       all_resident = all_resident || holds<MoreBlocks>(exec, problem, plan);
     if constexpr (slices_can_be_held<Problem>)
@@ -222,14 +222,17 @@ struct SplitRows {
   static void run(const Exec& exec, const Problem& problem) {
     const ReductionPlan plan = plan_of(problem);
     if constexpr (sizeof(typename Problem::Acc) == 4) {
-      using Many = ManyThreads<Problem>;
-      if (holds<Many>(exec, problem, plan, most_blocks_of_many_threads)) {
-        launch<Many>(exec, problem, plan);
-        return;
+      if constexpr (sizeof(typename Problem::In) == 2) {
+        // (Two of these on a multiprocessor are no better than twice as many of the next.)
+        if (launch_if_resident<SplitRowsShape<8, 1, 1024>>(exec, problem, plan, 1) ||
+            launch_if_resident<SplitRowsShape<4, 2, 1024>>(exec, problem, plan))
+          return;
       }
+      if (launch_if_resident<TwoWarpsAShare<Problem>>(exec, problem, plan)) return;
     }
     if constexpr (slices_can_be_held<Problem>) {
-      if (!holds<FewThreads>(exec, problem, plan) && holds_slices(exec, problem, plan)) {
+      if ((held_sooner<Problem> || !holds<FewThreads>(exec, problem, plan)) &&
+          holds_slices(exec, problem, plan)) {
         launch_held_slices(exec, problem, plan);
         return;
       }
@@ -240,7 +243,7 @@ struct SplitRows {
         return;
       }
     }
-    launch<FewThreads>(exec, problem, plan);
+    launch<MostSlices<Problem>>(exec, problem, plan);
   }
 
   template <class Exec, class Problem>
@@ -249,14 +252,26 @@ struct SplitRows {
   }
 
  private:
-  // (One H200, microseconds in a CUDA graph, 1, 4 and 8 rows of 128256: float with two warps a
-  // share 3.16, 3.79 and 4.59, with one 3.97, 4.06 and 4.50; bfloat16 with four 3.39, 3.71 and 4.32, with
-  // two 3.77, 4.06 and 4.46, with one 4.54, 5.10 and 5.03.)
+  // As many warps a share as fit. (One H200, microseconds in a CUDA graph with eight, four and two warps a
+  // share, and by FewThreads: bfloat16 1, 4, 8, 16 and 32 rows of 128256 3.04, 3.49, 3.91
+  // and 5.78; 3.60, 3.64, 4.11 and 6.16; 4.13, 4.04, 4.42 and 6.13; -, 4.78, 5.10 and 6.06; -, -, 6.67
+  // and 7.62; that become floats, 16 rows -, -, 6.34 and 7.87; float 1, 4, 8 and 12 rows 3.01, 3.19, 3.19
+  // and 4.01; 4.09, 3.78, 3.78 and 4.14; -, 4.53, 4.42 and 4.36; -, -, 5.05 and 5.55, 24 rows of 50257 -,
+  // -, 4.75 and 5.99.) A transform of 16 bits, which become floats in registers, asks for more of these.
+  // (bfloat16 with a bias for all rows, 24 rows of 128256, 768 and 1024 threads 8.2 and 9.3.)
   template <class Problem>
-  using ManyThreads = std::conditional_t<sizeof(typename Problem::In) == 2, SplitRowsShape<4, 2, 1024>,
-                                         SplitRowsShape<2, 2, 768>>;
+  using TwoWarpsAShare = SplitRowsShape<2, 2,
+                                        sizeof(typename Problem::In) != 2      ? 768
+                                        : !PartOfSlice<Problem>::has_transform ? 1024
+                                                                               : 896>;
   using FewThreads = SplitRowsShape<1, ReductionPlan::shares, 768>;
-  static constexpr int most_blocks_of_many_threads = 2;  ///< on a multiprocessor
+  /// What holds the most slices. (Those of 16 bits with a transform are sooner by grid_pipelined_rows than by
+  /// FewThreads: bfloat16 with a bias for all rows, 48 rows of 128256, 14.4 and 31.6, 96 of 50257 14.8 and
+  /// 24.4, with a factor to floats 24 of 128256 10.8 and 11.7, but 96 of 32768 12.2 and 11.4.)
+  template <class Problem>
+  using MostSlices =
+      std::conditional_t<sizeof(typename Problem::In) == 2 && PartOfSlice<Problem>::has_transform,
+                         TwoWarpsAShare<Problem>, FewThreads>;
   /// For rows of float that fill more blocks than these, where they lie anywhere. (Microseconds again: 28 and
   /// 32 rows of 128256 in 8.2 and 9.0, by grid_pipelined_rows 10.4 and 10.5; but 16 and 24 rows 5.9 and 7.1
   /// for 5.7 and 6.9, since registers are short. Not with a transform: the kernel would be compiled once more
@@ -279,18 +294,23 @@ struct SplitRows {
                                                std::min(most_blocks, device.blocks_a_multiprocessor);
   }
 
-  /// Rows that lie on boundaries of 16 bytes, and fill more blocks than these, too: see HeldSlices. (One
-  /// H200, microseconds in a CUDA graph, by grid_pipelined_rows and so: float 32 rows of 128256 11.1 and 8.7,
-  /// 40 12.6 and 11.3, 48 14.4 and 12.7, 56 16.6 and 14.1, 64 18.8 and 16.3, 17 of 393216 16.9 and 14.6, 200
-  /// of 32768 17.6 and 14.6; bfloat16 64 of 128256 13.3 and 11.9, 128 21.1 and 18.8. 16 and 24 rows of float
-  /// 6.2 and 7.3, with FewThreads 5.7 and 6.8.)
+  /// Of 16 bits, too, that FewThreads would hold. (One H200, microseconds in a CUDA graph, FewThreads and
+  /// HeldSlices: float 16 and 24 rows of 128256 5.7 and 6.2, 6.8 and 7.3; but bfloat16 40 rows 9.3 and 8.8,
+  /// that become floats 24 rows 9.8 and 8.6, 80 rows of 32768 9.4 and 7.5.)
+  template <class Problem>
+  static constexpr bool held_sooner = sizeof(typename Problem::In) == 2;
+
+  /// Rows that lie on boundaries of 16 bytes, and fill more blocks than these: see HeldSlices. (One H200,
+  /// microseconds in a CUDA graph, by grid_pipelined_rows and so: float 32 rows of 128256 11.1 and 8.7, 40
+  /// 12.6 and 11.3, 48 14.4 and 12.7, 56 16.6 and 14.1, 64 18.8 and 16.3, 17 of 393216 16.9 and 14.6, 200 of
+  /// 32768 17.6 and 14.6; bfloat16 64 of 128256 13.3 and 11.9, 128 21.1 and 18.8.)
   template <class Problem>
   static bool holds_slices(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
                            index_type slices_of_block = HeldSlicesShape::slices) {
     constexpr index_type size = sizeof(typename Problem::In);
     if (plan.slice_columns * size > HeldSlicesShape::slice_bytes ||
-        problem.geometry.columns * size % HeldSlicesShape::vector_bytes != 0 ||
-        !rows_begin_at<HeldSlicesShape::vector_bytes>(problem))
+        problem.geometry.columns * size % HeldSlicesShape::row_boundary_bytes != 0 ||
+        !rows_begin_at<HeldSlicesShape::row_boundary_bytes>(problem))
       return false;
     const CooperativeLimits& device = limits_of_held_slices(exec, problem);
     const int blocks_a_multiprocessor =
@@ -302,6 +322,14 @@ struct SplitRows {
   template <class Problem>
   static index_type words(const Problem& problem) {
     return problem.geometry.rows * words_of_split_row;
+  }
+
+  template <class Shape, class Problem>
+  static bool launch_if_resident(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
+                                 int most_blocks = std::numeric_limits<int>::max()) {
+    const bool resident = holds<Shape>(exec, problem, plan, most_blocks);
+    if (resident) launch<Shape>(exec, problem, plan);
+    return resident;
   }
 
   template <class Shape, class Problem>
