@@ -359,6 +359,7 @@ TEST_F(CudaDependentLaunch, RowsOfFloatComeToTheirKernel) {
       {3000, 16384, "block_per_filled_row_kernel", "ILb1ELb1ELi4ELi1024E"},
       {9000, 5000, "block_per_row_kernel", "ILi4ELb0ELi512E"},
       {1, length, "split_rows_kernel", "ILi2ELi2E"},
+      {6 * multiprocessors / slices / 4, length, "split_rows_kernel", "ILi2ELi2E"},
       {3 * multiprocessors / slices, length, "split_rows_kernel", "ILi1ELi8ELi768E"},
       // Those that lie on boundaries of 16 bytes, and those that do not.
       {4 * multiprocessors / slices, length, "held_slices_kernel", "ILb1E"},
@@ -423,8 +424,7 @@ TEST_F(CudaDependentLaunch, LogsumexpComesToItsKernel) {
   expect_implementation<bhalf_t>(exec, 3, 14336, by_all);
   expect_implementation<float>(exec, 5 * multiprocessors, 50257, in_the_ring);
   expect_implementation<half_t>(exec, 2 * multiprocessors, 200000, in_the_ring);
-  using OfFloat = ks::impl::RowsProblem<float, float, ks::impl::BoundIdentity>;
-  const bool memory_is_fast = ks::impl::BlockPerSlicedRow::pays<OfFloat>(exec.cuda_device());
+  const bool memory_is_fast = ks::impl::has_fast_memory(exec.cuda_device());
   const char* const by_blocks = memory_is_fast ? "block_per_sliced_row" : in_the_ring;
   expect_implementation<float>(exec, 7 * multiprocessors, 50257, by_blocks);
   expect_implementation<bhalf_t>(exec, 7 * multiprocessors, 65536, by_blocks);
