@@ -536,9 +536,18 @@ TEST_F(CudaSlicedRows, EndsThatACausalMaskDrops) {
     check_dropped_ends<bhalf_t>(columns, causal);
     check_dropped_ends<bhalf_t>(columns, scaled);
   }
-  for (const std::int64_t columns : {20003, 65536}) check_dropped_ends<half_t>(columns, scaled);
+  for (const std::int64_t columns : {20003, 65536}) {
+    check_dropped_ends<float>(columns, causal);
+    check_dropped_ends<half_t>(columns, causal);
+    check_dropped_ends<half_t>(columns, scaled);
+    check_dropped_ends<double>(columns, scaled);
+  }
   for (const std::int64_t columns : {20003, 131072}) {
     const Operands<bhalf_t> operands(columns);
+    check_dropped_ends<bhalf_t>(columns, [&](const BoundCausal& c, std::int64_t rows) {
+      return BoundChain<BoundChain<BoundScale, BoundMask<bool>>, BoundCausal>{
+          {{{-0.5}}, operands.bound_mask(0, rows)}, c};
+    });
     for (const int layout : {0, 1, 2}) {
       check_dropped_ends<bhalf_t>(columns, [&](const BoundCausal& c, std::int64_t rows) {
         return BoundChain<BoundChain<BoundBias<bhalf_t>, BoundMask<bool>>, BoundCausal>{

@@ -556,34 +556,58 @@ struct GridPipelinedBlock {
   }
 
   /// Writes what a lane has of a part to the slot, `left` columns before the slice's end: value_of(i) for
-  /// each step, of 16 bits a pair. `single`: not in pairs, for these lie across words.
+  /// each step, of 16 bits a pair. `single`: not in pairs, for these lie across words. `first`: of the
+  /// lane's columns those before it are left alone.
   template <bool whole, class ValueOf>
-  __device__ __forceinline__ static void write_part(In* part, int left, bool single,
-                                                    const ValueOf& value_of) {
+  __device__ __forceinline__ static void write_part(In* part, int left, bool single, const ValueOf& value_of,
+                                                    int first = 0) {
 #pragma unroll
     for (int i = 0; i < Part::steps; ++i) {
       const int column = i * Part::stride;
+      const auto is_written = [&](int c) { return c >= first && (whole || c < left); };
       if constexpr (Part::unit == 1) {
-        if (whole || column < left) part[column] = value_of(i);
-      } else if (!single && (whole || column + 1 < left)) {
+        if (is_written(column)) part[column] = value_of(i);
+      } else if (!single && column >= first && (whole || column + 1 < left)) {
         *reinterpret_cast<unsigned*>(part + column) = value_of(i);
       } else {
         // (A half or bfloat16 would be taken apart into its bytes.)
         auto* const to = reinterpret_cast<unsigned short*>(part + column);
         const unsigned pair = value_of(i);
-        if (whole || column < left) to[0] = static_cast<unsigned short>(pair);
-        if (whole || column + 1 < left) to[1] = static_cast<unsigned short>(pair >> 16);
+        if (is_written(column)) to[0] = static_cast<unsigned short>(pair);
+        if (is_written(column + 1)) to[1] = static_cast<unsigned short>(pair >> 16);
       }
     }
   }
 
+  /// Writes what a dropped logit, or its exponential, is to a warp's share of the slice behind the end of
+  /// what its row keeps.
+  __device__ __forceinline__ void write_dropped(const SliceInSlot<Problem>& in, In* slice, int warp,
+                                                bool single, bool exponentials) const {
+    const int lane_begin = Part::first_column(warp, lane);
+#pragma unroll 1
+    for (int part = kept(in) / Part::columns * Part::columns; part < in.columns; part += Part::columns) {
+      const int begin = lane_begin + part;
+      write_part<false>(
+          slice + begin, in.columns - begin, single,
+          [&](int) {
+            if constexpr (Part::unit == 2) {
+              return exponentials ? 0u : PackedPair<In>::minus_infinities;
+            } else {
+              return exponentials ? In(0) : -infinity_v<In>;
+            }
+          },
+          kept(in) - begin);
+    }
+  }
+
   /// The (max, sum) of a warp's share. Two loops over the slot, not unrolled to its end: instructions that
-  /// are not at hand are waited for. `mask`: what is applied in the slot before `transform`, or nothing.
+  /// are not at hand are waited for. `transform`: but for what drops ends, for these are not looked at.
+  /// `mask`: what is applied in the slot before that, or nothing.
   template <bool single, class TransformRow, class Mask>
   __device__ __forceinline__ PartialSoftmax<Acc> reduce_in_slot(const SliceInSlot<Problem>& in, In* slice,
                                                                 int warp, const TransformRow& transform,
                                                                 const Mask& mask) const {
-    const int columns = in.columns;
+    const int columns = kept(in);
     const index_type first_column = in.first_column;  // (the slot is written to)
     const int first = Part::first_column(warp, lane);
     const int left = columns - first;
@@ -653,7 +677,8 @@ struct GridPipelinedBlock {
       auto maximum = Part::Maximum::none();
       in_parts(transform, looks_for_minus_infinity, [&](const Part& part, int begin, auto whole) {
         maximum.join(part);
-        if constexpr (has_logits) write(begin, whole, [&](int i) { return part.held[i]; });
+        if constexpr (has_logits && !std::is_same_v<TransformRow, BoundIdentity::Row>)
+          write(begin, whole, [&](int i) { return part.held[i]; });
       });
       return maximum.of_warp();
     };
@@ -757,6 +782,9 @@ struct GridPipelinedBlock {
       }
     } else {
       add_parts(add);
+    }
+    if constexpr (may_drop_ends && (has_logits || has_exponentials)) {
+      if (has_logits || writes_exponentials) write_dropped(in, slice, warp, single, writes_exponentials);
     }
     return Part::share(max, sum.of_warp());
   }
@@ -868,9 +896,11 @@ struct GridPipelinedBlock {
               if (lane == 0) ring[at.slot].of_warp[warp] = found;
             };
             if constexpr (masks_in_slot) {
-              reduce(without_mask<Transform>(transform), mask_of_row<Transform>(transform));
-            } else {
+              reduce(without_mask_and_ends<Transform>(transform), mask_of_row<Transform>(transform));
+            } else if constexpr (holds_shares) {
               reduce(transform, BoundIdentity::Row{});
+            } else {
+              reduce(without_ends<Transform>(transform), BoundIdentity::Row{});
             }
           });
     }

@@ -20,7 +20,8 @@
 /// through L2 for each would take longer than its copy.
 ///
 /// A slice of which a causal mask keeps nothing is not read, nor reduced. Its outputs wait for the row's
-/// result like others: they are NaN where that is.
+/// result like others: they are NaN where that is. Of one that it keeps a part of, that part is read and
+/// reduced.
 ///
 /// Rows that fill much of the shared memory of the whole grid: finishers take their part of a slice into
 /// registers, which lets its slot go, and write it to y from there once the row's result is known (parked

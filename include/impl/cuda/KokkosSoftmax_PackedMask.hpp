@@ -61,29 +61,43 @@ struct PartsOfChain<BoundChain<A, B>> {
   }
 };
 
-/// A row object of `Bound`, which has one mask at most, but for the mask. (Also one that is prepared, or has
-/// its operands in another place.)
-template <class Bound, class Row>
-KOKKOS_FORCEINLINE_FUNCTION auto without_mask(const Row& row) {
-  if constexpr (PartsOfChain<Bound>::masks == 0) {
-    return row;
-  } else if constexpr (std::is_same_v<Bound, BoundMask<bool>>) {
+/// A row object of a bound transform, but for its stages of the types `Removed`. (Also one that is prepared,
+/// or has its operands in another place.)
+template <class... Removed, class Bound, class Row>
+KOKKOS_FORCEINLINE_FUNCTION auto row_without(std::type_identity<Bound>, const Row& row) {
+  if constexpr ((std::is_same_v<Bound, Removed> || ...)) {
     return BoundIdentity::Row{};
   } else {
-    return [&]<class A, class B>(const BoundChain<A, B>*) {
-      if constexpr (std::is_same_v<A, BoundMask<bool>>) {
-        return without_mask<B>(row.b);
-      } else if constexpr (std::is_same_v<B, BoundMask<bool>>) {
-        return without_mask<A>(row.a);
-      } else {
-        const auto a = without_mask<A>(row.a);
-        const auto b = without_mask<B>(row.b);
-        using RestOfA = std::remove_const_t<decltype(a)>;
-        using RestOfB = std::remove_const_t<decltype(b)>;
-        return typename BoundChain<A, B>::template RowWith<RestOfA, RestOfB>{a, b};
-      }
-    }(static_cast<const Bound*>(nullptr));
+    return row;
   }
+}
+template <class... Removed, class A, class B, class Row>
+KOKKOS_FORCEINLINE_FUNCTION auto row_without(std::type_identity<BoundChain<A, B>>, const Row& row) {
+  const auto a = row_without<Removed...>(std::type_identity<A>{}, row.a);
+  const auto b = row_without<Removed...>(std::type_identity<B>{}, row.b);
+  using RestOfA = std::remove_const_t<decltype(a)>;
+  using RestOfB = std::remove_const_t<decltype(b)>;
+  if constexpr (std::is_same_v<RestOfA, BoundIdentity::Row>) {
+    return b;
+  } else if constexpr (std::is_same_v<RestOfB, BoundIdentity::Row>) {
+    return a;
+  } else {
+    return typename BoundChain<A, B>::template RowWith<RestOfA, RestOfB>{a, b};
+  }
+}
+template <class Bound, class Row>
+KOKKOS_FORCEINLINE_FUNCTION auto without_mask(const Row& row) {
+  return row_without<BoundMask<bool>>(std::type_identity<Bound>{}, row);
+}
+/// But for what drops ends, which is nothing up to there.
+template <class Bound, class Row>
+KOKKOS_FORCEINLINE_FUNCTION auto without_ends(const Row& row) {
+  return row_without<BoundCausal>(std::type_identity<Bound>{}, row);
+}
+/// But for both.
+template <class Bound, class Row>
+KOKKOS_FORCEINLINE_FUNCTION auto without_mask_and_ends(const Row& row) {
+  return row_without<BoundMask<bool>, BoundCausal>(std::type_identity<Bound>{}, row);
 }
 
 /// The mask's part of such an object.
