@@ -20,12 +20,13 @@
 
 #include <limits>
 #include <string_view>
+#include <tuple>
 
 namespace KokkosSoftmax::impl {
 
 /// A block: `shares` shares of a slice, `parts` warps for each. `resident_threads`: on a multiprocessor, at
-/// least.
-template <int parts_, int shares_, int resident_threads_>
+/// least; `most_blocks`: there, for which it pays.
+template <int parts_, int shares_, int resident_threads_, int most_blocks_ = std::numeric_limits<int>::max()>
 struct SplitRowsShape {
   static constexpr int parts = parts_;
   static constexpr int shares = shares_;
@@ -33,6 +34,7 @@ struct SplitRowsShape {
   static constexpr int threads = warps * 32;
   static constexpr int blocks_of_slice = ReductionPlan::shares / shares;
   static constexpr int resident_threads = resident_threads_;
+  static constexpr int most_blocks = most_blocks_;
 };
 
 /// Blocks on a multiprocessor, at least.
@@ -189,8 +191,8 @@ struct SplitRows {
     if (!layout.empty()) return layout;
     const ReductionPlan plan = plan_of(problem);
     if (plan.slices > most_slices_of_split_row) return "a row has too many slices";
-    const CooperativeLimits& device = limits<MostSlices<Problem>, Problem>(exec);
-    if (device.refusal) return device.refusal;
+    const char* const refusal = refusal_of_all<Problem>(exec);
+    if (refusal) return refusal;
     bool all_resident = holds<MostSlices<Problem>>(exec, problem, plan);
     if constexpr (has_more_blocks<Problem>)
       all_resident = all_resident || holds<MoreBlocks>(exec, problem, plan);
@@ -221,15 +223,10 @@ struct SplitRows {
   template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
     const ReductionPlan plan = plan_of(problem);
-    if constexpr (sizeof(typename Problem::Acc) == 4) {
-      if constexpr (sizeof(typename Problem::In) == 2) {
-        // (Two of these on a multiprocessor are no better than twice as many of the next.)
-        if (launch_if_resident<SplitRowsShape<8, 1, 1024>>(exec, problem, plan, 1) ||
-            launch_if_resident<SplitRowsShape<4, 2, 1024>>(exec, problem, plan))
-          return;
-      }
-      if (launch_if_resident<TwoWarpsAShare<Problem>>(exec, problem, plan)) return;
-    }
+    const bool launched = std::apply(
+        [&](auto... shape) { return (launch_if_resident<decltype(shape)>(exec, problem, plan) || ...); },
+        ShapesForFew<Problem>{});
+    if (launched) return;
     if constexpr (slices_can_be_held<Problem>) {
       if ((held_sooner<Problem> || !holds<FewThreads>(exec, problem, plan)) &&
           holds_slices(exec, problem, plan)) {
@@ -253,17 +250,25 @@ struct SplitRows {
 
  private:
   // As many warps a share as fit. (One H200, microseconds in a CUDA graph with eight, four and two warps a
-  // share, and by FewThreads: bfloat16 1, 4, 8, 16 and 32 rows of 128256 3.04, 3.49, 3.91
-  // and 5.78; 3.60, 3.64, 4.11 and 6.16; 4.13, 4.04, 4.42 and 6.13; -, 4.78, 5.10 and 6.06; -, -, 6.67
-  // and 7.62; that become floats, 16 rows -, -, 6.34 and 7.87; float 1, 4, 8 and 12 rows 3.01, 3.19, 3.19
-  // and 4.01; 4.09, 3.78, 3.78 and 4.14; -, 4.53, 4.42 and 4.36; -, -, 5.05 and 5.55, 24 rows of 50257 -,
-  // -, 4.75 and 5.99.) A transform of 16 bits, which become floats in registers, asks for more of these.
-  // (bfloat16 with a bias for all rows, 24 rows of 128256, 768 and 1024 threads 8.2 and 9.3.)
+  // share, and by FewThreads: bfloat16 1, 4, 8, 16 and 32 rows of 128256 3.04, 3.49, 3.91 and 5.78; 3.60,
+  // 3.64, 4.11 and 6.16; 4.13, 4.04, 4.42 and 6.13; -, 4.78, 5.10 and 6.06; -, -, 6.67 and 7.62; that become
+  // floats, 16 rows -, -, 6.34 and 7.87; float 1, 4, 8 and 12 rows 3.01, 3.19, 3.19 and 4.01; 4.09, 3.78,
+  // 3.78 and 4.14; -, 4.53, 4.42 and 4.36; -, -, 5.05 and 5.55, 24 rows of 50257 -, -, 4.75 and 5.99.) A
+  // transform of 16 bits, which become floats in registers, asks for more of these. (bfloat16 with a bias for
+  // all rows, 24 rows of 128256, 768 and 1024 threads 8.2 and 9.3.)
   template <class Problem>
   using TwoWarpsAShare = SplitRowsShape<2, 2,
                                         sizeof(typename Problem::In) != 2      ? 768
                                         : !PartOfSlice<Problem>::has_transform ? 1024
                                                                                : 896>;
+  /// In the order in which they are tried. (Of double one warp has a share.)
+  template <class Problem>
+  using ShapesForFew =
+      std::conditional_t<sizeof(typename Problem::Acc) == 8, std::tuple<>,
+                         std::conditional_t<sizeof(typename Problem::In) == 2,
+                                            std::tuple<SplitRowsShape<8, 1, 1024, 1>,
+                                                       SplitRowsShape<4, 2, 1024>, TwoWarpsAShare<Problem>>,
+                                            std::tuple<TwoWarpsAShare<Problem>>>>;
   using FewThreads = SplitRowsShape<1, ReductionPlan::shares, 768>;
   /// What holds the most slices. (Those of 16 bits with a transform are sooner by grid_pipelined_rows than by
   /// FewThreads: bfloat16 with a bias for all rows, 48 rows of 128256, 14.4 and 31.6, 96 of 50257 14.8 and
@@ -287,11 +292,10 @@ struct SplitRows {
   }
 
   template <class Shape, class Problem>
-  static bool holds(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
-                    int most_blocks = std::numeric_limits<int>::max()) {
+  static bool holds(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan) {
     const CooperativeLimits& device = limits<Shape, Problem>(exec);
     return blocks<Shape>(problem, plan) <= static_cast<index_type>(device.multiprocessors) *
-                                               std::min(most_blocks, device.blocks_a_multiprocessor);
+                                               std::min(Shape::most_blocks, device.blocks_a_multiprocessor);
   }
 
   /// Of 16 bits, too, that FewThreads would hold. (One H200, microseconds in a CUDA graph, FewThreads and
@@ -325,9 +329,9 @@ struct SplitRows {
   }
 
   template <class Shape, class Problem>
-  static bool launch_if_resident(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
-                                 int most_blocks = std::numeric_limits<int>::max()) {
-    const bool resident = holds<Shape>(exec, problem, plan, most_blocks);
+  static bool launch_if_resident(const Kokkos::Cuda& exec, const Problem& problem,
+                                 const ReductionPlan& plan) {
+    const bool resident = holds<Shape>(exec, problem, plan);
     if (resident) launch<Shape>(exec, problem, plan);
     return resident;
   }
@@ -372,6 +376,17 @@ struct SplitRows {
                               HeldSlicesShape::slice_bytes);
   }
 
+  /// Why the device has none of these kernels, if so. Asked of all at once: that loads them, which a capture
+  /// could not do.
+  template <class Problem>
+  static const char* refusal_of_all(const Kokkos::Cuda& exec) {
+    using Most = MostSlices<Problem>;
+    return asked_once(&split_rows_kernel<Most, Problem>, exec.cuda_device(), [&] {
+      std::apply([&](auto... shape) { ((void)limits<decltype(shape), Problem>(exec), ...); },
+                 ShapesForFew<Problem>{});
+      return limits<Most, Problem>(exec).refusal;
+    });
+  }
   template <class Shape, class Problem>
   static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
     return cooperative_limits(&split_rows_kernel<Shape, Problem>, exec.cuda_device(), Shape::threads, 0);
