@@ -982,7 +982,7 @@ struct GridPipelinedBlock {
       }
       if (use == SliceUse::end) break;
     }
-    if (stages_outputs<Problem> && lane == 0) cp_async_bulk_wait_group();
+    if (has_larger_outputs<Problem> && lane == 0) cp_async_bulk_wait_group();
   }
 
   /// The same where slices are parked: each takes the place of the one that was parked so many before it.

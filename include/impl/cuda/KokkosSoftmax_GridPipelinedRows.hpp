@@ -371,7 +371,7 @@ struct GridPipelinedRows {
     const bool is_slow = waits_by_warp<typename Problem::Acc> && problem.operation == Operation::logsumexp;
     shape.runs = is_slow ? 0 : plan.runs;
     shape.slice_columns = plan.slice_columns;
-    if (stages_outputs<Problem> && problem.operation != Operation::logsumexp) {
+    if (has_larger_outputs<Problem> && problem.operation != Operation::logsumexp) {
       constexpr int bytes_of_round =
           GridPipelinedShape::finishing_threads * GridPipelinedShape::copy_alignment;
       shape.staged_vectors = GridPipelinedShape::staged_vectors_for(

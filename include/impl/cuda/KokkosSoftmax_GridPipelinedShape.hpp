@@ -151,7 +151,7 @@ struct GridPipelinedShape {
     constexpr int fewest_slices_a_multiprocessor = 64;
     constexpr bool is_plain =
         sizeof(In) <= sizeof(typename Problem::Out) && !PartOfSlice<Problem>::has_transform;
-    const bool pays = stages_outputs<Problem>
+    const bool pays = has_larger_outputs<Problem>
                           ? has_whole_lines
                           : sizeof(In) == 4 || (sizeof(In) == 2 && has_whole_lines && plan.slices > 2);
     return is_plain && pays && problem.operation != Operation::logsumexp &&

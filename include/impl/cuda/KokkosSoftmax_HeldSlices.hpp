@@ -27,16 +27,12 @@ struct HeldSlicesShape {
   static constexpr int slices = 2;                                      ///< of a block, at most
   static constexpr int slice_bytes = ReductionPlan::usual_slice_bytes;  ///< at most
   static constexpr int row_boundary_bytes = 16;                         ///< where rows have to begin
-  /// Whether outputs are larger than logits. Slices of such rows are shorter (ReductionPlan), which is worth
-  /// a branch for each round of a warp's vectors.
-  template <class Problem>
-  static constexpr bool widens = sizeof(typename Problem::Out) > sizeof(typename Problem::In);
   /// Vectors of memory: each lane stores the outputs of one at once. (One H200, microseconds for 32, 40 and
   /// 64 rows of 128256 logits of bfloat16 that become floats, in a CUDA graph: vectors of 16 bytes, whose
   /// outputs take two stores to half of a sector each, 14.5, -, 22.4, so 9.9, 10.5, 15.9, by
   /// grid_pipelined_rows 12.4, 12.8, 17.5.)
   template <class Problem>
-  static constexpr int vector_bytes = widens<Problem> ? 8 : 16;
+  static constexpr int vector_bytes = has_larger_outputs<Problem> ? 8 : 16;
   static constexpr int vector_bytes_in_slot = 8;  ///< for fewer registers are left
 
   /// For so many slices: one each, else two each for as few on each multiprocessor as can have them. (One
@@ -98,9 +94,10 @@ struct VectorsOfShare {
   };
   Vector vector[steps];
 
-  /// Of rounds behind the end of a slice, nothing is loaded, used or stored.
+  /// Of rounds behind the end of a slice nothing is loaded, used or stored where outputs are larger: those
+  /// slices are shorter (ReductionPlan), which is worth a branch for each round.
   __device__ static bool reaches(int round, int columns_of_slice) {
-    return !HeldSlicesShape::widens<Problem> || round * columns < columns_of_slice;
+    return !has_larger_outputs<Problem> || round * columns < columns_of_slice;
   }
   __device__ static int first_column(int share, int lane) {
     return lane / lanes_of_part * Part::columns + share * static_cast<int>(Part::columns_together) +

@@ -29,7 +29,7 @@ struct SliceWriter {
   using Result = SlicedRowResult<Problem>;
   using Part = PartOfSlice<Problem>;
   static constexpr bool through_slot = sizeof(In) == sizeof(Out);
-  static constexpr bool stages = stages_outputs<Problem>;
+  static constexpr bool stages = has_larger_outputs<Problem>;
   static constexpr int threads = GridPipelinedShape::finishing_threads;
   /// From a vector of a lane to its next one: a warp's lie together where they are staged.
   static constexpr int stride = stages ? 32 : threads;

@@ -837,11 +837,11 @@ inline constexpr bool parks_slices =
 
 /// Whether outputs are larger than inputs, so that a slice's place has no room for them.
 template <class Problem>
-inline constexpr bool stages_outputs = sizeof(typename Problem::Out) > sizeof(typename Problem::In);
+inline constexpr bool has_larger_outputs = sizeof(typename Problem::Out) > sizeof(typename Problem::In);
 
 template <class Problem>
 ReductionPlan plan_of(const Problem& problem) {
-  const bool widens = stages_outputs<Problem> && problem.operation != Operation::logsumexp;
+  const bool widens = has_larger_outputs<Problem> && problem.operation != Operation::logsumexp;
   return ReductionPlan::of<typename Problem::In>(problem.geometry.columns, parks_slices<Problem>, widens);
 }
 
