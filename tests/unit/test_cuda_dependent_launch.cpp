@@ -126,6 +126,21 @@ class CudaDependentLaunch : public testing::Test {
     EXPECT_CUDA(cudaGetLastError());
   }
 
+  // `softmax` is called outside of a capture first, which loads its kernel.
+  template <class Softmax>
+  void expect_kernel(const Softmax& softmax, const char* expected, const char* parameters) const {
+    softmax();
+    std::string kernel;
+    const Graph graph(stream, [&] {
+      softmax();
+      kernel = last_captured_kernel(stream);
+    });
+    ASSERT_EQ(graph.failure(), "");
+    if (kernel.empty()) GTEST_SKIP() << "CUDA does not tell the names of kernels";
+    EXPECT_NE(kernel.find(expected), std::string::npos) << kernel;
+    EXPECT_NE(kernel.find(parameters), std::string::npos) << kernel;
+  }
+
   // The kernels in the library.
   template <class T>
   void check(const Shape& shape) {
@@ -369,24 +384,12 @@ TEST_F(CudaDependentLaunch, RowsOfFloatComeToTheirKernel) {
       {4 * multiprocessors / slices + 1, length + 1, "grid_pipelined_rows_kernel", "RingForE0E"},
       {1, 2200000, "grid_pipelined_rows_kernel", "RingForE1E"},
   };
-  const auto check_kernel = [&](const auto& softmax, const char* expected, const char* parameters) {
-    softmax();
-    std::string kernel;
-    const Graph graph(stream, [&] {
-      softmax();
-      kernel = last_captured_kernel(stream);
-    });
-    ASSERT_EQ(graph.failure(), "");
-    if (kernel.empty()) GTEST_SKIP() << "CUDA does not tell the names of kernels";
-    EXPECT_NE(kernel.find(expected), std::string::npos) << kernel;
-    EXPECT_NE(kernel.find(parameters), std::string::npos) << kernel;
-  };
   for (const auto& c : cases) {
     SCOPED_TRACE(std::to_string(c.rows) + " x " + std::to_string(c.columns));
     const Layout rows = reference::right({c.rows, c.columns});
     Buffer<Exec> x(Scalar::float32, rows), y(Scalar::float32, rows);
-    check_kernel([&] { ks::softmax(exec, x.view<const float, 2>(), y.view<float, 2>()); }, c.kernel,
-                 c.parameters);
+    expect_kernel([&] { ks::softmax(exec, x.view<const float, 2>(), y.view<float, 2>()); }, c.kernel,
+                  c.parameters);
   }
   // With a bias as large as x, and with one for all rows.
   for (const std::int64_t rows : {8000, 300}) {
@@ -395,13 +398,39 @@ TEST_F(CudaDependentLaunch, RowsOfFloatComeToTheirKernel) {
       const Layout layout = reference::right({rows, 5000});
       Buffer<Exec> x(Scalar::float32, layout), y(Scalar::float32, layout),
           bias(Scalar::float32, reference::right({rows_of_bias, 5000}));
-      check_kernel(
+      expect_kernel(
           [&] {
             ks::softmax(exec, x.view<const float, 2>(), y.view<float, 2>(),
                         ks::bias(bias.view<const float, 2>()));
           },
           "block_per_filled_row_kernel", rows == 8000 ? "ILb1ELb1ELi8ELi512E" : "ILb1ELb0ELi8ELi512E");
     }
+  }
+}
+
+// Of 16 bits, as many warps a share of a slice as fit; then all slices are held.
+TEST_F(CudaDependentLaunch, RowsOf16BitsComeToTheirKernel) {
+  const std::int64_t multiprocessors = exec.cuda_device_prop().multiProcessorCount;
+  const std::int64_t length = 131072, slices = 8, shares = 8;
+  const std::int64_t fit = multiprocessors / slices;  // rows that have a block for each slice
+  const struct {
+    std::int64_t rows;
+    const char *kernel, *parameters;
+  } cases[] = {{1, "split_rows_kernel", "ILi8ELi1E"},
+               {fit / shares, "split_rows_kernel", "ILi8ELi1E"},
+               {fit / shares + 1, "split_rows_kernel", "ILi4ELi2E"},
+               {fit, "split_rows_kernel", "ILi4ELi2E"},
+               {fit + 1, "split_rows_kernel", "ILi2ELi2E"},
+               {2 * fit, "split_rows_kernel", "ILi2ELi2E"},
+               {2 * fit + 2, "held_slices_kernel", "ILb0E"},
+               {8 * fit, "held_slices_kernel", "ILb0E"},
+               {8 * fit + 8, "grid_pipelined_rows_kernel", "RingForE0E"}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(std::to_string(c.rows) + " rows");
+    const Layout rows = reference::right({c.rows, length});
+    Buffer<Exec> x(Scalar::bfloat16, rows), y(Scalar::bfloat16, rows);
+    expect_kernel([&] { ks::softmax(exec, x.view<const bhalf_t, 2>(), y.view<bhalf_t, 2>()); }, c.kernel,
+                  c.parameters);
   }
 }
 
