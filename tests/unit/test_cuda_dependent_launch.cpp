@@ -284,10 +284,11 @@ TEST_F(CudaDependentLaunch, QuadPerRow) {
 }
 
 TEST_F(CudaDependentLaunch, WarpPerRow) {
+  const std::int64_t many = 8 * exec.cuda_device_prop().multiProcessorCount + 1;  // for rows of 16 bits
   for (const std::int64_t columns : {64, 65}) {
     const Shape shape{"warp_per_row_kernel", "warp_per_row", 200, columns};
     check<float>(shape);
-    check<bhalf_t>(shape);
+    check<bhalf_t>({"warp_per_row_kernel", "warp_per_row", many, columns});
     check_with_bias(shape);
   }
 }
@@ -432,6 +433,37 @@ TEST_F(CudaDependentLaunch, RowsOf16BitsComeToTheirKernel) {
     expect_kernel([&] { ks::softmax(exec, x.view<const bhalf_t, 2>(), y.view<bhalf_t, 2>()); }, c.kernel,
                   c.parameters);
   }
+}
+
+// Of 16 bits in registers, those that are few enough for threads with a vector or two.
+TEST_F(CudaDependentLaunch, FewPackedRowsComeToTheirKernel) {
+  const std::int64_t multiprocessors = exec.cuda_device_prop().multiProcessorCount;
+  const auto expect_of = [&]<class Out>(Out, std::int64_t rows, std::int64_t columns, const char* kernel,
+                                        const char* parameters) {
+    SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(columns));
+    const Layout layout = reference::right({rows, columns});
+    Buffer<Exec> x(Scalar::bfloat16, layout), y(scalar_of<Out>, layout);
+    expect_kernel([&] { ks::softmax(exec, x.view<const bhalf_t, 2>(), y.template view<Out, 2>()); }, kernel,
+                  parameters);
+  };
+  const auto expect = [&](std::int64_t rows, std::int64_t columns, const char* kernel,
+                          const char* parameters) {
+    expect_of(bhalf_t(), rows, columns, kernel, parameters);
+  };
+  constexpr const char *in_a_warp = "warp_per_row_kernel", *in_a_block = "block_per_row_kernel";
+  expect(1, 512, in_a_warp, "ILi2ELb0ELi32E");
+  expect(512, 768, in_a_block, "ILi1ELb0ELi256ELi4E");
+  expect(513, 768, in_a_warp, "ILi8ELb0ELi16E");
+  expect(8 * multiprocessors, 1001, in_a_block, "ILi1ELb1ELi256ELi4E");
+  expect(8 * multiprocessors + 1, 1001, in_a_warp, "ILi8ELb1ELi16E");
+  expect(8 * multiprocessors, 2048, in_a_block, "ILi2ELb0ELi1024ELi1E");
+  expect(8 * multiprocessors + 1, 2048, in_a_block, "ILi4ELb0ELi256ELi4E");
+  expect(3 * multiprocessors, 4097, in_a_block, "ILi2ELb1ELi1024ELi1E");
+  expect(3 * multiprocessors + 1, 4097, in_a_block, "ILi6ELb1ELi192ELi5E");
+  expect(multiprocessors, 16384, in_a_block, "ILi2ELb0ELi1024ELi1E");
+  expect(1, 16383, in_a_block, "ILi7ELb1ELi320ELi3E");
+  expect_of(0.0f, 2 * multiprocessors, 8192, in_a_block, "ILi2ELb0ELi1024ELi1E");
+  expect_of(0.0f, 1, 8200, in_a_block, "ILi6ELb0ELi256ELi3E");
 }
 
 // Of logsumexp, likewise.

@@ -34,6 +34,19 @@ TEST(CudaPackedRows, Causal) {
   }
 }
 
+// So many that threads have more than two vectors.
+TEST(CudaPackedRows, ManyRows) {
+  for (const std::int64_t columns : {100, 129, 160, 257, 577, 768, 1001, 1401, 2040, 2600, 3001}) {
+    for (const Gaps gaps : {Gaps::none, Gaps::rows}) {
+      auto c = special_case<bhalf_t>(columns, gaps, 1, 1201);
+      for (auto operation : operations) run_case<bhalf_t, bhalf_t, 3>(Exec(), operation, c, "");
+      c.chain = {reference::scale(accumulator<bhalf_t, bhalf_t>(), -0.5)};
+      for (auto operation : operations)
+        run_case<bhalf_t, bhalf_t, 3>(Exec(), operation, c, "", ks::scale(-0.5));
+    }
+  }
+}
+
 // Those of which a warp has few, and those of which it has many.
 TEST(CudaPackedRows, CausalInManyRows) {
   for (const std::int64_t columns : {64, 100, 128, 256, 512, 1001, 1024, 1280, 1536, 2040}) {

@@ -47,11 +47,11 @@ TEST(CudaWidenedRows, OffBoundaries) {
   }
 }
 
-// Of rows in warps and in parts of one, some whole warps of rows and a last one that is not.
+// So many that they are in warps and in parts of one: some whole warps of rows and a last one that is not.
 TEST(CudaWidenedRows, ManyRows) {
   for (const std::int64_t columns : {32,  33,  47,  64,  80,  97,  128,  150,  192,  201,  256,  300,
                                      384, 401, 512, 600, 768, 801, 1001, 1024, 1301, 1601, 2040, 2041}) {
-    const auto c = special_case<bhalf_t>(columns, columns % 2 == 0 ? Gaps::none : Gaps::rows, 1, 601);
+    const auto c = special_case<bhalf_t>(columns, columns % 2 == 0 ? Gaps::none : Gaps::rows, 1, 1201);
     for (auto operation : operations) run_case<bhalf_t, float, 3>(Exec(), operation, c, "");
     auto without_gaps = c;
     without_gaps.in.reset();

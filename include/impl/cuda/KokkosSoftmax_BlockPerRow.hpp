@@ -113,9 +113,14 @@ struct BlockPerRow {
     const index_type columns = problem.geometry.columns;
     if constexpr (is_packed<Problem>) {
       const bool both = problem.geometry.rows == 0 && columns % Plan::width == 0;  // as in WarpPerRow
-      if (both || !lies_anywhere(problem)) run_vectors(exec, problem, columns / Plan::width);
-      if (both || lies_anywhere(problem))
-        run_anywhere(exec, problem, RegistersOf<Problem, 1, true>::vectors_of_row(columns));
+      if (both || !lies_anywhere(problem)) {
+        const index_type vectors = columns / Plan::width;
+        if (!launch_few<false>(exec, problem, vectors)) run_vectors(exec, problem, vectors);
+      }
+      if (both || lies_anywhere(problem)) {
+        const index_type vectors = RegistersOf<Problem, 1, true>::vectors_of_row(columns);
+        if (!launch_few<true>(exec, problem, vectors)) run_anywhere(exec, problem, vectors);
+      }
     } else if (Plan::interleaves(columns)) {
       run_other_lengths(exec, problem);
     } else if constexpr (sizeof(typename Problem::In) == 2) {
@@ -206,6 +211,31 @@ struct BlockPerRow {
     } else {
       launch<8, false, 256, 2>(exec, problem, vectors, 8);
     }
+  }
+
+  /// Packed rows of which the device has all at once, in threads with two vectors each, which take less time
+  /// than those with more; whether they are. (Microseconds in a CUDA graph on one H200, as many rows are
+  /// dealt and so, 1, 32, 132 and 264 rows: bfloat16 2048 columns 1.61 and 1.30, 1.77 and 1.45, 1.79
+  /// and 1.52, 1.94 and 1.73, 6144 2.35 and 1.65, 2.47 and 1.83, 2.55 and 2.08, 3.19 and 2.55, 4097 2.66
+  /// and 1.92, 2.73 and 2.08, 2.82 and 2.19, 3.23 and 2.61, 528 x 4096 3.18 and 2.74; to float 4097 3.13
+  /// and 2.03, 264 rows 3.67 and 3.03, but 32 x 12288 3.09 and 3.25; with a factor 6144 2.54 and 1.95, 264
+  /// rows 3.47 and 3.04, but 132 x 16384 3.84 and 4.19; with a mask 2048 3.39 and 1.55, 16384 3.76 and 3.21,
+  /// with a factor and a causal mask 2048 3.63 and 1.68, 8192 3.63 and 2.39.)
+  template <bool irregular, class Problem>
+  static bool launch_few(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    using Transform = typename Problem::Transform;
+    constexpr int room = 1024;  // for threads, on each multiprocessor
+    constexpr bool are_slow_else = irregular || has_packed_mask<Transform> || may_drop_ends<Problem> ||
+                                   std::is_same_v<Transform, BoundIdentity>;
+    constexpr int most_threads = !irregular && widens_rows<Problem> ? 512 : are_slow_else ? room : 768;
+    const int threads = RowInRegistersPlan<Problem>::threads_of_block(vectors, 2);
+    if (threads > most_threads) return false;
+    const index_type rows = problem.geometry.rows,
+                     at_once = static_cast<index_type>(exec.cuda_device_prop().multiProcessorCount) *
+                               (room / threads);
+    // `reserve` launches over no rows: that loads this kernel, too.
+    if (rows <= at_once) launch<2, irregular, room, 1>(exec, problem, vectors, 2);
+    return rows > 0 && rows <= at_once;
   }
 
   /// Packed rows of whole vectors.

@@ -72,16 +72,21 @@ struct WarpPerRow {
       // could not do.
       const bool both = problem.geometry.rows == 0 && columns % Plan::width == 0;
       if (both || !lies_anywhere(problem)) {
+        const index_type vectors = columns / Plan::width;
         if constexpr (widens_rows<Problem>) {
-          run_widened(exec, problem, columns / Plan::width);
-        } else if constexpr (has_many_vectors_a_lane<Problem>) {
-          run_many_vectors(exec, problem, columns / Plan::width);
-        } else {
-          run_vectors(exec, problem, columns / Plan::width);
+          run_widened(exec, problem, vectors);
+        } else if (!launch_few<false>(exec, problem, vectors)) {
+          if constexpr (has_many_vectors_a_lane<Problem>) {
+            run_many_vectors(exec, problem, vectors);
+          } else {
+            run_vectors(exec, problem, vectors);
+          }
         }
       }
-      if (both || lies_anywhere(problem))
-        run_anywhere(exec, problem, RegistersOf<Problem, 1, true>::vectors_of_row(columns));
+      if (both || lies_anywhere(problem)) {
+        const index_type vectors = RegistersOf<Problem, 1, true>::vectors_of_row(columns);
+        if (!launch_few<true>(exec, problem, vectors)) run_anywhere(exec, problem, vectors);
+      }
     } else if (!Plan::interleaves(columns)) {
       if constexpr (has_plain_doubles<Problem>) {
         run_doubles(exec, problem, columns / Plan::width);
@@ -145,6 +150,33 @@ struct WarpPerRow {
   /// (1000 columns of float in a CUDA graph on one H200: 1 row 1.6 and 2.2 us, 512 rows 2.98 and 3.02, 1024
   /// rows 5.2 and 3.6.)
   static constexpr index_type most_rows_in_warps = 512;
+
+  /// Packed rows that are so few, with a thread for each vector, but short ones and those of which lanes have
+  /// no more than two; whether they are. (In such a graph, microseconds, as many rows are dealt and so, 1, 32
+  /// and 512 rows: bfloat16 96 columns 1.41 and 1.27, 1.60 and 1.43, 1.66 and 1.68, 129 2.27 and 1.62, 2.50
+  /// and 1.78, 2.58 and 1.96, 768 1.87 and 1.29, 2.06 and 1.45, 2.14 and 1.79, 1001 2.93 and 1.63, 3.25
+  /// and 1.71, 3.35 and 2.09, 33 1.86 and 1.67, 2.04 and 1.77, 2.11 and 1.95, but 64 1.16 and 1.27, 1.36
+  /// and 1.44, 1.42 and 1.67; to float 257 3.04 and 1.56, 3.19 and 1.67, 3.29 and 1.99; with a factor
+  /// 256 1.70 and 1.40, 1.87 and 1.56, 1.94 and 1.80; with a mask 257 3.28 and 2.04, 3.64 and 2.14, 3.81
+  /// and 2.43.) Those that begin anywhere are so few for longer. (1056 x 257 2.70 and 2.37, 1056 x 1001 3.49
+  /// and 2.71, but 2112 x 257 2.78 and 3.12.)
+  template <bool irregular, class Problem>
+  static bool launch_few(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    using Plan = RowInRegistersPlan<Problem>;
+    const bool has_short_lanes =
+        vectors <= (irregular ? 4 : 8) ||
+        (!irregular && only_masks<typename Problem::Transform> && problem.operation == Operation::softmax &&
+         (Plan::fills(vectors, 2, 8) || Plan::fills(vectors, 2, 16) || Plan::fills(vectors, 2, 32)));
+    if (has_short_lanes) return false;
+    const index_type rows = problem.geometry.rows,
+                     multiprocessors = exec.cuda_device_prop().multiProcessorCount;
+    const int threads = Plan::threads_of_block(vectors, 1);
+    const bool few = rows <= most_rows_in_warps ||
+                     (irregular && rows <= 8 * multiprocessors && rows * threads <= 1024 * multiprocessors);
+    // `reserve` launches over no rows: that loads this kernel, too.
+    if (few) launch_warps<8, irregular>(exec, problem, threads);
+    return rows > 0 && few;
+  }
 
   template <class Problem>
   static void run_vectors(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
