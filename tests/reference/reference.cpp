@@ -463,6 +463,15 @@ bool within(const Problem& problem, Accumulator acc, const Expected& want, doubl
          want.value < smallest_normal(out) * (1 + 1e-6) && got >= 0 && got <= smallest_normal(out);
 }
 
+Logit transformed_logit(const Problem& problem, double value, const Position& at) {
+  Logit logit{value};
+  // A masked logit stays masked, whatever the rest of the chain makes of its value.
+  logit.masked = logit.value == -infinity;
+  for (const auto& step : problem.chain) logit = step(logit, at);
+  logit.masked = logit.masked || logit.value == -infinity;
+  return logit;
+}
+
 template <class Real>
 bool all_rows_agree(const Problem& problem, const Layout& out_layout, const unsigned char* out_buffer,
                     std::string& report) {
@@ -491,12 +500,10 @@ bool all_rows_agree(const Problem& problem, const Layout& out_layout, const unsi
     const std::int64_t from = rows.start(logical, r);
     const std::int64_t query = rows.query(r);
     for (std::int64_t c = 0; c < rows.columns; ++c) {
-      Logit logit{problem.logits[from + c * stride]};
-      // A masked logit stays masked, whatever the rest of the chain makes of its value.
-      logit.masked = logit.value == -infinity;
-      for (const auto& step : problem.chain) logit = step(logit, Position{r, c, query});
-      logit.masked = logit.masked || logit.value == -infinity;
-      row.logits[c] = logit;
+      const std::int64_t at = from + c * stride;
+      row.logits[c] = problem.transformed
+                          ? (*problem.transformed)[at]
+                          : transformed_logit(problem, problem.logits[at], Position{r, c, query});
     }
     row.reduce();
     if (problem.operation == Operation::logsumexp) {
@@ -513,6 +520,21 @@ bool all_rows_agree(const Problem& problem, const Layout& out_layout, const unsi
 }
 
 }  // namespace
+
+std::vector<Logit> transformed(const Problem& problem) {
+  const Rows rows(problem.extents, problem.axis);
+  const Layout logical = right(problem.extents);
+  const std::int64_t stride = logical.strides[rows.axis];
+  std::vector<Logit> result(problem.logits.size());
+  for (std::int64_t r = 0; r < rows.rows; ++r) {
+    const std::int64_t from = rows.start(logical, r), query = rows.query(r);
+    for (std::int64_t c = 0; c < rows.columns; ++c) {
+      const std::int64_t at = from + c * stride;
+      result[at] = transformed_logit(problem, problem.logits[at], {r, c, query});
+    }
+  }
+  return result;
+}
 
 bool agrees(const Problem& problem, const Layout& out_layout, const void* out_buffer, std::string& report) {
   const auto* bytes = static_cast<const unsigned char*>(out_buffer);

@@ -125,7 +125,11 @@ struct Problem {
   int axis = -1;
   std::vector<double> logits;  // as the input type holds them; the last dimension is the fastest
   Chain chain;
+  const std::vector<Logit>* transformed = nullptr;  // what the chain makes of the logits, where that is known
 };
+
+// What the chain makes of the logits, in their order.
+std::vector<Logit> transformed(const Problem& problem);
 
 // Compares an output that lies in a buffer with this layout; fills report with the first few differences.
 // True when there are none.
