@@ -32,7 +32,7 @@ function(text_of out_var file)
   if(EXISTS "${file}")
     file(READ "${file}" text)
     string(REPLACE "${TO}" "${FROM}" text "${text}")
-    string(REGEX REPLACE " -(O[0-3]|Werror|D[A-Za-z0-9_]+_EXPORTS)" "" text "${text}")
+    string(REGEX REPLACE " -(O[0-3]|finline-[a-z-]+|Werror|D[A-Za-z0-9_]+_EXPORTS)" "" text "${text}")
     string(REGEX REPLACE "_DEFINES = *" "_DEFINES = " text "${text}")
   endif()
   set(${out_var}
