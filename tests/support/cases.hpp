@@ -12,6 +12,7 @@
 #include <Kokkos_Core.hpp>
 #include <Kokkos_DynRankView.hpp>
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -19,6 +20,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -33,6 +35,14 @@ using reference::Chain;
 using reference::Operation;
 using reference::operations;
 using reference::Position;
+
+// (Not memcmp, which g++ calls for each of them where it optimises little.)
+template <class T>
+KOKKOS_INLINE_FUNCTION bool have_same_bits(const T& a, const T& b) {
+  using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t,
+                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
+  return ks::impl::bits_as<Bits>(a) == ks::impl::bits_as<Bits>(b);
+}
 
 // --- typed tests over the execution spaces -----------------------------------------------------------------
 

@@ -14,7 +14,7 @@ namespace {
 
 using namespace tests;
 
-// Two rows of three are the probe; the others are all different.
+// Two rows of three are the probe; the others are different.
 KOKKOS_INLINE_FUNCTION bool is_probe(std::int64_t row) {
   return row % 3 != 1;
 }
@@ -49,6 +49,22 @@ struct Fill {
   }
 };
 
+// Rows of `logits`, which has one of the probe and so many behind it: others begin at other places of it.
+template <class T>
+struct CopyRows {
+  static constexpr std::int64_t behind = 1000;
+  T* data;
+  const T* logits;
+  std::int64_t columns, row_stride, column_stride;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const Piece piece(i, columns);
+    const T* const from = logits + (is_probe(piece.row) ? 0 : 1 + piece.row * 37 % behind);
+    T* const to = data + piece.row * row_stride;
+    for (std::int64_t column = piece.begin; column < piece.end; ++column)
+      to[column * column_stride] = from[column];
+  }
+};
+
 template <class T>
 struct CountDifferences {
   const T* data;
@@ -57,12 +73,9 @@ struct CountDifferences {
   KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& differences) const {
     const Piece piece(i, columns);
     if (!is_probe(piece.row)) return;
-    for (std::int64_t column = piece.begin; column < piece.end; ++column) {
-      const T* of_row = data + piece.row * row_stride;
-      const auto* a = reinterpret_cast<const unsigned char*>(of_row + column * column_stride);
-      const auto* b = reinterpret_cast<const unsigned char*>(expected + column);
-      for (unsigned byte = 0; byte < sizeof(T); ++byte) differences += a[byte] != b[byte];
-    }
+    const T* const of_row = data + piece.row * row_stride;
+    for (std::int64_t column = piece.begin; column < piece.end; ++column)
+      differences += !have_same_bits(of_row[column * column_stride], expected[column]);
   }
 };
 
@@ -113,7 +126,14 @@ class SameBits {
   using Range = Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>;
 
  public:
-  SameBits(Operation operation, std::int64_t columns) : operation_(operation), columns_(columns) {}
+  SameBits(Operation operation, std::int64_t columns)
+      : operation_(operation),
+        columns_(columns),
+        logits_(Kokkos::view_alloc(Kokkos::WithoutInitializing, "logits"), columns + CopyRows<T>::behind) {
+    const auto count = static_cast<std::int64_t>(logits_.extent(0));
+    const Exec exec{};
+    Kokkos::parallel_for("fill", Range(exec, 0, Piece::of_row(count)), Fill<T>{logits_.data(), count, 0, 1});
+  }
 
   // Runs the operation on so many rows; the first arrangement of each order in memory sets what the others
   // must give.
@@ -138,8 +158,9 @@ class SameBits {
     };
     const StridedView<T, 1, Exec> lse(y.data() + y_offset, kokkos_layout(Layout{{a.rows}, {1}}));
     const Exec fill_exec{};
-    Kokkos::parallel_for("fill", Range(fill_exec, 0, a.rows * Piece::of_row(columns_)),
-                         Fill<T>{x.data() + a.offset, columns_, row_stride, column_stride});
+    Kokkos::parallel_for(
+        "fill", Range(fill_exec, 0, a.rows * Piece::of_row(columns_)),
+        CopyRows<T>{x.data() + a.offset, logits_.data(), columns_, row_stride, column_stride});
     fill_exec.fence();
     {
       std::optional<ks::ScopedImplementation> forced;
@@ -185,7 +206,7 @@ class SameBits {
  private:
   Operation operation_;
   std::int64_t columns_;
-  Memory expected_[2];
+  Memory logits_, expected_[2];
 };
 
 // A batch of 4096, or as many as a host has patience for.

@@ -3,6 +3,7 @@
 //
 // Lengths and numbers of rows, of every compiled pair of scalars, along the fast and the slow dimension.
 #include "../support/cases.hpp"
+#include "../support/refusals.hpp"
 
 namespace {
 
@@ -63,6 +64,15 @@ TYPED_TEST(Lengths, Bfloat16ToFloat) {
 // Pairs that the library compiles where they are used.
 TYPED_TEST(Lengths, FloatToHalf) {
   check_lengths<float, half_t, TypeParam>(13000);
+}
+TYPED_TEST(Lengths, SamePointerWithASmallerScalarIsRefused) {
+  const Layout layout = reference::right({2, 30});
+  const auto values = random_values(Scalar::float32, 60);
+  Buffer<TypeParam> memory(Scalar::float32, layout, &values);
+  const StridedView<half_t, 2, TypeParam> y(static_cast<half_t*>(memory.device()), kokkos_layout(layout));
+  expect_refused([&] { ks::softmax(TypeParam(), memory.template view<const float, 2>(), y); },
+                 {"softmax", "overlap", "(2, 30)"});
+  expect_unchanged(memory);
 }
 TYPED_TEST(Lengths, HalfToBfloat16) {
   check_lengths<half_t, bhalf_t, TypeParam>(13000);
