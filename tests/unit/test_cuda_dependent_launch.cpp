@@ -407,6 +407,19 @@ TEST_F(CudaDependentLaunch, RowsOfFloatComeToTheirKernel) {
           "block_per_filled_row_kernel", rows == 8000 ? "ILb1ELb1ELi8ELi512E" : "ILb1ELb0ELi8ELi512E");
     }
   }
+  // One for all rows in slices, of which each has blocks of its own where there are enough.
+  for (const std::int64_t rows_of_bias : {2 * multiprocessors, std::int64_t(1)}) {
+    SCOPED_TRACE("slices with a bias of " + std::to_string(rows_of_bias) + " rows");
+    const Layout layout = reference::right({2 * multiprocessors, 65536});
+    Buffer<Exec> x(Scalar::float32, layout), y(Scalar::float32, layout),
+        bias(Scalar::float32, reference::right({rows_of_bias, 65536}));
+    expect_kernel(
+        [&] {
+          ks::softmax(exec, x.view<const float, 2>(), y.view<float, 2>(),
+                      ks::bias(bias.view<const float, 2>()));
+        },
+        "grid_pipelined_rows_kernel", rows_of_bias == 1 ? "RingForE2E" : "RingForE0E");
+  }
 }
 
 // Of 16 bits, as many warps a share of a slice as fit; then all slices are held.

@@ -412,13 +412,25 @@ TEST_F(CudaSlicedRows, FloatRowsWithMaskAndBiasOfAll) {
     });
   }
 }
-// Many rows take two at a time what is the same for all of them: the last one of an odd number alone. Some of
-// these rows, too few for that, have the same bits.
+// What launches leave to those after them: no tickets, nor parts that have ended.
+void expect_ready_for_the_next_launch() {
+  const Exec exec;
+  exec.fence();
+  ks::impl::CudaWorkspaceHeader header{};
+  EXPECT_CUDA(cudaMemcpy(&header, ks::impl::CudaWorkspace::get<float>(exec, 1).header, sizeof(header),
+                         cudaMemcpyDeviceToHost));
+  EXPECT_EQ(header.next_ticket, 0u);
+  EXPECT_EQ(header.epoch_and_arrivals & 0xffffffffu, 0u);
+  for (const auto next : header.next_ticket_of) EXPECT_EQ(next, 0u);
+}
+
+// Where many rows have the same operands, blocks keep to their columns. Some of these rows, too few for that,
+// have the same bits.
 template <class T, class Transform>
-void check_rows_that_share_operands(std::int64_t columns, std::int64_t rows, const Transform& transform) {
+void check_rows_alike(std::int64_t columns, std::int64_t rows, const Transform& transform) {
   using ks::impl::GridPipelinedRows, ks::impl::SplitRows;
   const Exec exec;
-  constexpr std::int64_t some = 50, few = 3;
+  constexpr std::int64_t some = 12, few = 3;
   const Memory<T> x("x", rows * columns + 8), y("y", rows * columns + 8),
       expected("expected", some * columns);
   for (const std::int64_t offset : {0, 1}) {
@@ -428,6 +440,7 @@ void check_rows_that_share_operands(std::int64_t columns, std::int64_t rows, con
       Kokkos::deep_copy(exec, y, T(77.0f));
       EXPECT_TRUE((run_kernel<GridPipelinedRows>(operation, exec, x.data() + offset, y.data() + 1, rows,
                                                  columns, transform)));
+      expect_ready_for_the_next_launch();
       for (std::int64_t row = 0; row < rows; row += some) {
         const std::int64_t here = std::min(some, rows - row);
         const T* const from = x.data() + offset + row * columns;
@@ -446,17 +459,90 @@ void check_rows_that_share_operands(std::int64_t columns, std::int64_t rows, con
     }
   }
 }
-TEST_F(CudaSlicedRows, RowsThatShareOperands) {
+// Of three slices to as many as there are tickets of different kinds; of those that leave a third of the
+// blocks without work, too, which rows of 16 bits alone have so.
+TEST_F(CudaSlicedRows, RowsWithTheSameOperands) {
   using namespace ks::impl;
-  for (const auto& [columns, rows] : {std::pair{40001, 501}, {65536, 300}, {131073, 151}, {393216, 49}}) {
+  for (const auto& [columns, rows] : {std::pair{20001, 500},
+                                      {40001, 401},
+                                      {65536, 300},
+                                      {131073, 151},
+                                      {360448, 49},
+                                      {393216, 49},
+                                      {524288, 34}}) {
     const Operands<float> operands(columns);
-    check_rows_that_share_operands<float>(columns, rows, operands.bias_of_all(1));
-    check_rows_that_share_operands<float>(
-        columns, rows, BoundChain<BoundScale, BoundBias<float>>{{{0.75}}, operands.bias_of_all(2)});
+    check_rows_alike<float>(columns, rows, operands.bias_of_all(1));
+    check_rows_alike<float>(columns, rows,
+                            BoundChain<BoundScale, BoundBias<float>>{{{0.75}}, operands.bias_of_all(2)});
   }
-  for (const auto& [columns, rows] : {std::pair{100001, 331}, {131072, 301}, {262147, 151}, {1000000, 41}}) {
+  for (const auto& [columns, rows] :
+       {std::pair{40001, 500}, {65536, 301}, {100001, 331}, {262147, 151}, {737280, 41}, {1000000, 41}}) {
     const Operands<bhalf_t> operands(columns);
-    check_rows_that_share_operands<bhalf_t>(columns, rows, operands.bias_of_all(0));
+    check_rows_alike<bhalf_t>(columns, rows, operands.bias_of_all(0));
+    check_rows_alike<bhalf_t>(columns, rows, operands.mask_of_all(1));
+  }
+  // Finishers need their operands, too.
+  for (const auto& [columns, rows] : {std::pair{49152, 401}, {100001, 331}}) {
+    const Operands<half_t> operands(columns);
+    check_rows_alike<half_t>(columns, rows, operands.bias_of_all(1));
+  }
+}
+// One call after the other in place, on two streams at once, with calls between them whose tickets are of one
+// kind: what they give with a fence after each, and so in a graph that is replayed.
+TEST_F(CudaSlicedRows, RowsWithTheSameOperandsOneCallAfterTheOther) {
+  using ks::impl::GridPipelinedRows;
+  constexpr std::int64_t rows = 300, columns = 50257, count = rows * columns;
+  const Operands<float> operands(columns);
+  struct OfStream {
+    cudaStream_t stream{};
+    cudaGraphExec_t graph{};
+    Memory<float> x{"x", count}, sums{"sums", rows}, expected{"expected", count};
+  } of[2];
+  const auto call_all = [&](const OfStream& c, const Exec& exec, bool fences) {
+    for (int i = 0; i < 9; ++i) {
+      float* const x = c.x.data();
+      const auto operation = i % 3 == 1 ? Operation::logsumexp : Operation::log_softmax;
+      float* const y = i % 3 == 1 ? c.sums.data() : x;
+      EXPECT_TRUE(
+          (run_kernel<GridPipelinedRows>(operation, exec, x, y, rows, columns, operands.bias_of_all(i % 4))));
+      if (i % 4 == 3)
+        run_kernel<GridPipelinedRows>(operation, exec, x, y, rows / 4, columns, operands.bias_of_all(1));
+      if (fences) exec.fence();
+    }
+  };
+  const auto expect_right = [&](const OfStream& c, const Exec& exec, const char* how) {
+    EXPECT_EQ(different_bytes(exec, c.x.data(), c.expected.data(), count), 0) << how;
+  };
+  for (int id = 0; id < 2; ++id) {
+    EXPECT_CUDA(cudaStreamCreateWithFlags(&of[id].stream, cudaStreamNonBlocking));
+    const Exec exec(of[id].stream);
+    fill(exec, of[id].x.data(), rows, columns, id * rows);
+    call_all(of[id], exec, true);
+    Kokkos::deep_copy(exec, of[id].expected, of[id].x);
+    EXPECT_CUDA(cudaStreamBeginCapture(of[id].stream, cudaStreamCaptureModeThreadLocal));
+    fill(exec, of[id].x.data(), rows, columns, id * rows);
+    call_all(of[id], exec, false);
+    cudaGraph_t graph{};
+    EXPECT_CUDA(cudaStreamEndCapture(of[id].stream, &graph));
+    EXPECT_CUDA(cudaGraphInstantiate(&of[id].graph, graph, 0));
+    EXPECT_CUDA(cudaGraphDestroy(graph));
+  }
+  for (int turn = 0; turn < 20; ++turn) {
+    for (const OfStream& c : of) {
+      const Exec exec(c.stream);
+      fill(exec, c.x.data(), rows, columns, (&c - of) * rows);
+      call_all(c, exec, false);
+    }
+    for (const OfStream& c : of) expect_right(c, Exec(c.stream), "on streams");
+  }
+  for (int replay = 0; replay < 200; ++replay) {
+    for (const OfStream& c : of) EXPECT_CUDA(cudaGraphLaunch(c.graph, c.stream));
+  }
+  for (const OfStream& c : of) {
+    EXPECT_CUDA(cudaStreamSynchronize(c.stream));
+    expect_right(c, Exec(), "in graphs");
+    EXPECT_CUDA(cudaGraphExecDestroy(c.graph));
+    EXPECT_CUDA(cudaStreamDestroy(c.stream));
   }
 }
 TEST_F(CudaSlicedRows, Bfloat16RowsWithMask) {

@@ -225,9 +225,9 @@ struct BlockPerRow {
   static bool launch_few(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
     using Transform = typename Problem::Transform;
     constexpr int room = 1024;  // for threads, on each multiprocessor
-    constexpr bool are_slow_else = irregular || has_packed_mask<Transform> || may_drop_ends<Problem> ||
-                                   std::is_same_v<Transform, BoundIdentity>;
-    constexpr int most_threads = !irregular && widens_rows<Problem> ? 512 : are_slow_else ? room : 768;
+    constexpr bool is_slow_otherwise = irregular || has_packed_mask<Transform> || may_drop_ends<Problem> ||
+                                       std::is_same_v<Transform, BoundIdentity>;
+    constexpr int most_threads = !irregular && widens_rows<Problem> ? 512 : is_slow_otherwise ? room : 768;
     const int threads = RowInRegistersPlan<Problem>::threads_of_block(vectors, 2);
     if (threads > most_threads) return false;
     const index_type rows = problem.geometry.rows,

@@ -84,10 +84,13 @@ struct PartialWords<double> {
 /// At the head of the memory; the words follow. An instance's launches use it one after the other. Zero when
 /// new.
 struct CudaWorkspaceHeader {
+  static constexpr int most_counters = 64;
   unsigned long long next_ticket;
   unsigned long long epoch_and_arrivals;  ///< launches completed, rows of the one under way
-  unsigned long long unused[2];
+  /// Where blocks draw tickets of different kinds: of each the next one.
+  unsigned long long next_ticket_of[most_counters];
 };
+static_assert(sizeof(CudaWorkspaceHeader) % sizeof(uint4) == 0);
 
 struct CudaWorkspacePurpose {
   static constexpr bool starts_zeroed = true;
@@ -125,12 +128,12 @@ struct CudaWorkspace {
   __device__ std::uint32_t epoch() const {
     return static_cast<std::uint32_t>(header->epoch_and_arrivals >> 32);
   }
-  /// Called once for each of a launch's rows, when all blocks of that row have read the epoch; the last one
-  /// leaves all ready for the next launch.
-  __device__ void end_row(std::uint32_t epoch, unsigned rows) const {
-    if (rows > 1) {
+  /// Called once for each of the parts of a launch, its rows say, when all blocks of that part have read the
+  /// epoch; the last one leaves all ready for the next launch.
+  __device__ void end_part(std::uint32_t epoch, unsigned parts) const {
+    if (parts > 1) {
       const unsigned long long before = atomicAdd(&header->epoch_and_arrivals, 1ull);
-      if (static_cast<std::uint32_t>(before) != rows - 1) return;
+      if (static_cast<std::uint32_t>(before) != parts - 1) return;
     }
     end_launch(epoch);
   }

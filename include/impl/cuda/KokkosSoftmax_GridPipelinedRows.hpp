@@ -28,8 +28,9 @@
 /// slices; the results are those of the other way). There is no storer then.
 ///
 /// Operands of a transform whose columns lie side by side are copied along, to slots of their own behind the
-/// others; those that are the same for all rows once where there are few slices, else for two rows, whose
-/// slices at the same columns are one ticket. A float's transformed logit goes back to its slot, and so do
+/// others. One that is the same for all rows is copied once: each block keeps to slices of the same columns,
+/// whose tickets are rows; where there are too few of them for that, but few slices, it has all of it. A
+/// float's transformed logit goes back to its slot, and so do
 /// what a mask leaves of 16 bits, alone or among factors, and the exponential of a bfloat16's transformed
 /// logit (PackedExponentials): these need their operands until a slice is reduced, others (of half, and of
 /// log_softmax of bfloat16) until it is finished.
@@ -65,13 +66,14 @@
 /// slot is free, and tickets are handed out in order (those that a block has without drawing them it takes at
 /// once, into empty slots), so of all rows that some block waits for, the oldest could lack one only if it
 /// filled all slots of the grid itself: ruled out, since of a row at most as many slices as the grid has
-/// slots are held, of rows that share operands of two together; those of a longer one that are read twice
-/// come first, and hold no slot while they wait. Where slices are parked, registers are slots like others in
-/// this: finishers wait for a row only when they have slices in all of theirs; and a ticket drawn before its
-/// slot is free waits for the end of a slice whose row's result is there. Slices of logsumexp, of which a
-/// ticket may have several, keep their slots until the collector has seen them; what it waits for are slices
-/// of the same row before the last, never of a later one, so the blocks of the oldest row go on. All blocks
-/// are resident (the launch is cooperative).
+/// slots are held (where blocks keep to their columns, one slice by the blocks of each); those of a longer
+/// one that are read twice come first, and hold no slot while they wait. Where slices are parked, registers
+/// are slots like others in this: finishers wait for a row only when they have slices in all of theirs; and a
+/// ticket drawn before its slot is free waits for the end of a slice whose row's result is there. Slices of
+/// logsumexp, of which a ticket may have several, keep their slots until the collector has seen them; what it
+/// waits for are slices of the same row, never of a later one, and those of each kind of ticket are handed
+/// out in the order of rows, so the blocks of the oldest row go on. All blocks are resident (the launch is
+/// cooperative).
 
 #ifndef KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
 #define KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
@@ -129,12 +131,7 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
     mbarrier_init(&slot.reduced, warps_of_group);
     mbarrier_init(&slot.ready, 1);
     mbarrier_init(&slot.written, parks ? 2 * warps_of_group : warps_of_group);
-    if constexpr (OfBlock::shares) {
-      mbarrier_init(&slot.operands_used, GridPipelinedShape::rows_sharing_operands * warps_of_group);
-      mbarrier_init(&slot.operands_came, 1);
-    } else {
-      mbarrier_init(&slot.operands_used, shape.operands_stay ? 1 : warps_of_group);
-    }
+    mbarrier_init(&slot.operands_used, shape.operands_stay ? 1 : warps_of_group);
     // The publishers (where slices are parked, the finishers), who announces, the collector, and who stores.
     mbarrier_init(&slot.empty,
                   warps_of_group + (shape.whole_rows ? 0 : 1) + 1 + (finishes && !parks ? 1 : 0));
@@ -180,6 +177,8 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
     if (produces) {
       if constexpr (parks) {
         block.produce_parked();
+      } else if constexpr (OfBlock::keeps_columns) {
+        block.produce_same_columns();
       } else {
         block.produce();
       }
@@ -216,7 +215,7 @@ struct GridPipelinedRows {
     if (!layout.empty()) return layout;
     // Of all kernels at once: that loads them, which a capture could not do.
     if constexpr (parks_slices<Problem>) (void)limits<Problem, RingFor::parked_slices>(exec);
-    if constexpr (may_share_operands<Problem>) (void)limits<Problem, RingFor::shared_operands>(exec);
+    if constexpr (may_keep_columns<Problem>) (void)limits<Problem, RingFor::rows_alike>(exec);
     const char* refusal = limits<Problem>(exec).refusal;
     return refusal ? std::string_view(refusal) : std::string_view();
   }
@@ -253,6 +252,13 @@ struct GridPipelinedRows {
       return problem.operation != Operation::logsumexp && (plan.reads_twice || plan.slices > capacity());
     };
     shape.rereads = rereads();
+    if constexpr (GridPipelinedBlock<Problem>::may_drop_ends)
+      shape.drops_ends = impl::drops_ends(problem.transform, problem.geometry.columns);
+    if constexpr (may_keep_columns<Problem>) {
+      const CooperativeLimits& kernel = limits<Problem, RingFor::rows_alike>(exec);
+      shape.keeps_columns = !kernel.refusal && kernel.shared_bytes >= device.shared_bytes &&
+                            keeps_columns(problem, shape, has_whole_lines, device.multiprocessors);
+    }
     stage_operands(problem, plan, shape, shared_bytes, slot_bytes);
     shape.rereads = rereads();
     constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
@@ -277,8 +283,6 @@ struct GridPipelinedRows {
     shape.most_copies =
         std::max(1, std::min(std::max(copies, copies * ReductionPlan::usual_slice_bytes / shape.slot_bytes),
                              shape.slots - std::max(shape.parties, shape.collectors)));
-    if constexpr (GridPipelinedBlock<Problem>::may_drop_ends)
-      shape.drops_ends = impl::drops_ends(problem.transform, problem.geometry.columns);
     shape.draws_early = problem.operation != Operation::logsumexp &&
                         (sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0);
     constexpr bool only_copies =
@@ -290,7 +294,7 @@ struct GridPipelinedRows {
                                (sizeof(In) == 2 || plan.slices > 8 || ring_has_two)));
     shape.all_slices = problem.geometry.rows * plan.slices + (shape.rereads ? shape.slices_reread : 0);
     // So that a block has one of these rows in its ring while another one comes.
-    shape.whole_rows = !shape.rereads && ring_has_two &&
+    shape.whole_rows = !shape.rereads && ring_has_two && !shape.keeps_columns &&
                        !GridPipelinedShape::deals_slices_of_short_rows(problem, plan, has_whole_lines,
                                                                        device.multiprocessors);
     shape.slices_a_ticket = shape.whole_rows ? static_cast<int>(plan.slices) : 1;
@@ -301,7 +305,10 @@ struct GridPipelinedRows {
                              ? std::min(shape.most_copies, shape.operand_slots)
                              : shape.most_copies;
       // (Whole ones: begin() counts on that.)
-      const index_type tickets_a_block = shape.all_slices / shape.slices_a_ticket / device.multiprocessors;
+      const index_type tickets_a_block =
+          shape.keeps_columns
+              ? problem.geometry.rows / shape.slices_a_ticket / ceil_div(device.multiprocessors, plan.slices)
+              : shape.all_slices / shape.slices_a_ticket / device.multiprocessors;
       shape.own_tickets = static_cast<int>(
           std::min(static_cast<index_type>(slices / shape.slices_a_ticket), tickets_a_block));
       const RowGeometry& g = problem.geometry;
@@ -309,16 +316,10 @@ struct GridPipelinedRows {
           problem.operation != Operation::logsumexp &&
           g.rows * g.columns * static_cast<index_type>(sizeof(In)) <= index_type(device.l2_bytes) / 4 * 3;
     }
-    if constexpr (may_share_operands<Problem>) {
-      if (rows_share_operands(problem, shape, device.multiprocessors)) {
-        const CooperativeLimits& kernel = limits<Problem, RingFor::shared_operands>(exec);
-        if (!kernel.refusal && kernel.shared_bytes >= device.shared_bytes) {
-          constexpr int rows = GridPipelinedShape::rows_sharing_operands;
-          shape.all_slices = ceil_div(problem.geometry.rows, rows) * plan.slices;
-          shape.own_tickets = 0;
-          launch<RingFor::shared_operands>(exec, kernel, problem, plan, shape);
-          return;
-        }
+    if constexpr (may_keep_columns<Problem>) {
+      if (shape.keeps_columns) {
+        launch<RingFor::rows_alike>(exec, limits<Problem, RingFor::rows_alike>(exec), problem, plan, shape);
+        return;
       }
     }
     launch<RingFor::any_rows>(exec, device, problem, plan, shape);
@@ -388,7 +389,8 @@ struct GridPipelinedRows {
   static void launch(const Kokkos::Cuda& exec, const CooperativeLimits& device, const Problem& problem,
                      const ReductionPlan& plan, GridPipelinedShape& shape) {
     shape.rows_a_slice = 1.0 / static_cast<double>(shape.slices);
-    shape.tickets = (shape.all_slices + shape.slices_a_ticket - 1) / shape.slices_a_ticket;
+    shape.tickets = ceil_div(kind == RingFor::rows_alike ? problem.geometry.rows : shape.all_slices,
+                             shape.slices_a_ticket);
     const int known_bytes = GridPipelinedBlock<Problem, kind>::turn_of(shape) *
                             static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
@@ -418,18 +420,29 @@ struct GridPipelinedRows {
         ++count;
         bytes += (shape.slice_columns * static_cast<int>(sizeof(T)) + line - 1) / line * line + line;
       });
-      if (!side_by_side || count == 0 || count > most_staged_operands) return;
+      const bool may_stage = side_by_side && count > 0 && count <= most_staged_operands;
+      shape.keeps_columns = shape.keeps_columns && may_stage && same_for_all;
+      if (!may_stage) return;
       shape.operand_slot_bytes = bytes;
-      if (same_for_all && plan.slices <= GridPipelinedShape::most_slices_with_operands) {
-        const int operand_slots = static_cast<int>(plan.slices);
+      const auto let_stay = [&](int operand_slots, int fewest_slots) {
         const int slots = std::min(shape.slots, (shared_bytes - operand_slots * bytes) / slot_bytes);
-        if (slots > shape.parties && slots >= operand_slots) {
-          shape.slots = slots;
-          shape.operand_slots = operand_slots;
-          shape.operands_stay = true;
-          return;
-        }
+        if (slots <= shape.parties || slots < fewest_slots) return false;
+        shape.slots = slots;
+        shape.operand_slots = operand_slots;
+        shape.operands_stay = true;
+        return true;
+      };
+      // Masks may leave room for two whole rows, of which none but their block hears. (One H200, fractions of
+      // a copy, so and by blocks that keep to their columns: 40001 columns of 16 bits 0.84 and 0.80.)
+      constexpr bool is_mask = only_drops<typename Problem::Transform>;
+      const int all = static_cast<int>(plan.slices);
+      if (same_for_all && plan.slices <= GridPipelinedShape::most_slices_with_operands &&
+          (is_mask || !shape.keeps_columns) && let_stay(all, shape.keeps_columns ? 2 * all : all)) {
+        shape.keeps_columns = false;
+        return;
       }
+      shape.keeps_columns = shape.keeps_columns && let_stay(1, 1);
+      if (shape.keeps_columns) return;
       if (problem.operation != Operation::logsumexp &&
           !GridPipelinedBlock<Problem>::writes_back(problem.operation, shape)) {
         // The finishers need them, too: they stay as long as their slices.
@@ -449,39 +462,33 @@ struct GridPipelinedRows {
     }
   }
 
-  /// Whether there is a kernel for rows that share operands: of logits that publishers write back, and of one
-  /// operand that is no mask. (Masks alone, one H200, fractions of a copy, else and so: float 65536 columns
-  /// 0.95 and 0.93, bfloat16 131072 0.86 and 0.835. With a bias and a mask float 65536 0.77 and 0.80,
-  /// bfloat16 0.525 and 0.57: not worth another minute of the compiler's for each of these chains. What is
-  /// known at run time is bound by instructions.)
+  /// Whether there is a kernel for rows that have the same operands, whose blocks keep to their columns: with
+  /// one operand, on floats not with a mask, which takes them no time.
   template <class Problem>
-  static constexpr bool may_share_operands = [] {
-    using OfBlock = GridPipelinedBlock<Problem>;
+  static constexpr bool may_keep_columns = [] {
     using Transform = typename Problem::Transform;
-    return stages_operands<Problem> && (OfBlock::has_logits || OfBlock::has_exponentials) &&
-           operands_of<Transform> == 1 && PartsOfChain<Transform>::masks == 0 &&
-           sizeof(typename Problem::In) <= 4;
+    constexpr std::size_t bytes = sizeof(typename Problem::In);
+    return stages_operands<Problem> && !shows_operands_at_run_time<Transform> &&
+           operands_of<Transform> == 1 && (bytes == 2 || (bytes == 4 && PartsOfChain<Transform>::masks == 0));
   }();
 
-  /// Whether two rows share operands: these are the same for all rows, have slots that they take turns in,
-  /// and nobody needs them behind the publishers.
+  /// Whether blocks are to keep to their columns if all rows have the same operands: where there is enough
+  /// for each of them, and of such lengths that not too many do less than others. How many may depends on how
+  /// long operands take otherwise. (One H200, fractions of a copy, else and so, with the part of the blocks
+  /// that are as busy as any: a bias for all rows, float 393216 columns, 0.73, 0.85 and 0.82, 278528, 0.77,
+  /// 0.86 and 0.87; bfloat16 786432, 0.73, 0.73 and 0.75, half 0.56 and 0.68; a mask for all rows, bfloat16
+  /// 311296, 0.86, 0.85 and 0.81, 393216, 0.91, 0.855 and 0.815, 524288, 0.97, 0.81 and 0.89.)
   template <class Problem>
-  static bool rows_share_operands(const Problem& problem, const GridPipelinedShape& shape,
-                                  int multiprocessors) {
-    constexpr int rows_of_ticket = GridPipelinedShape::rows_sharing_operands;
-    constexpr bool is_16_bit = sizeof(typename Problem::In) == 2;
-    const index_type slices = shape.slices;
-    bool share = shape.operand_slots > 0 && !shape.operands_stay && !shape.rereads && shape.runs == 0 &&
-                 problem.operation != Operation::logsumexp &&
-                 GridPipelinedBlock<Problem>::writes_back(problem.operation, shape) && !shape.drops_ends;
-    problem.transform.visit_operands(
-        [&](const auto& operand) { share = share && operand.row_offset.is_none(); });
-    // Not where a ticket has whole rows, nor where blocks would have few tickets, of which some have one less
-    // than others. And there has to be room for all slices of two rows, see why it cannot hang.
-    return share && slices > shape.slots / 2 &&
-           slices * rows_of_ticket <= static_cast<index_type>(multiprocessors) * shape.slots &&
-           (is_16_bit || slices <= GridPipelinedShape::most_slices_of_floats_sharing) &&
-           problem.geometry.rows * slices >= 8 * rows_of_ticket * static_cast<index_type>(multiprocessors);
+  static bool keeps_columns(const Problem& problem, const GridPipelinedShape& shape, bool has_whole_lines,
+                            int multiprocessors) {
+    const index_type slices = shape.slices, blocks = multiprocessors;
+    if (slices < GridPipelinedShape::fewest_slices_of_blocks || slices > blocks ||
+        slices > GridPipelinedShape::most_slices_of_blocks)
+      return false;
+    const bool is_quick_mask = only_drops<typename Problem::Transform> && has_whole_lines;
+    const int least_percent = is_quick_mask ? 92 : sizeof(typename Problem::In) == 4 ? 75 : 65;
+    return blocks / slices * slices * 100 >= blocks * least_percent && !shape.rereads && !shape.drops_ends &&
+           shape.runs == 0 && problem.geometry.rows * slices >= 8 * blocks;
   }
 
   /// Whether each row of x and y begins at the same place between two boundaries of bulk copies.

@@ -124,16 +124,18 @@ struct GridPipelinedShape {
   /// 0.93, 0.49 and 0.62, 0.60 and 0.67, but of four slices and three slots 65536 0.74 and 0.67.)
   static constexpr index_type most_slices_with_operands = 4;
 
-  /// Of rows that have the same operands, those whose slices at the same columns a ticket has, so that the
-  /// operands are copied once for them; and the slices that a row of floats has at most then, for the more of
-  /// these wait for each other, the fewer slots are left beside theirs. (One H200, fractions of a copy, a
-  /// bias for all rows, one row a ticket and two: float 65536 columns 0.87 and 0.90, 131073 0.855 and 0.875,
-  /// 262144 0.86 and 0.85; bfloat16 65536 0.76 and 0.85, 131073 0.635 and 0.655, 393216 0.74 and 0.825; with
-  /// GELU behind it 0.79 and 0.83, 0.75 and 0.78, 0.425 and 0.47, 0.39 both. In a kernel that had both ways,
-  /// and so 0.02 less, two, four and eight rows: float 65536 0.885, 0.88, 0.88, 393216 0.80, 0.59, 0.73,
-  /// bfloat16 65536 0.83, 0.83, 0.84, 393216 0.81, 0.80, 0.79; with one slot for operands in place of two
-  /// float 65536 0.78, 0.85, 0.885, with three 0.83 of two rows.)
-  static constexpr int rows_sharing_operands = 2, most_slices_of_floats_sharing = 24;
+  /// Slices of a row, of rows that have the same operand, that are each left to blocks of their own. (One
+  /// H200, fractions of a copy of 1 GiB, the operand copied once for two rows, and so; a bias for all rows:
+  /// float 24576 columns 0.85 and 0.96, 65536 0.90 and 0.96, 131072 0.89 and 0.95, 131073, of 17 slices, 0.88
+  /// and 0.92, 360448, of 44, 0.855 and 0.94; bfloat16 49152 0.79 and 0.94, 65536 0.85 and 0.94, 131073 0.66
+  /// and 0.77, 262144 0.81 and 0.90; half 65536 0.64 and 0.905, 131073 0.53 and 0.635; bfloat16 to float
+  /// 131072 1.15 times as fast; log_softmax, bfloat16 65536 0.64 and 0.93; logsumexp, as fractions of half a
+  /// copy, float 98304 0.685 and 0.945, bfloat16 0.56 and 0.84. A mask for all rows: bfloat16 131072 0.85 and
+  /// 0.90, 131073 0.71 and 0.82; float 131072 0.94 and 0.95, 196608 0.955 and 0.925. With two places for
+  /// operands in a block, float 196608 0.87 for 0.81. Blocks whose numbers follow each other for the same
+  /// columns, in place of such as are apart: float 32768 0.89 for 0.925.)
+  static constexpr index_type fewest_slices_of_blocks = 3, most_slices_of_blocks = 64;
+  static_assert(most_slices_of_blocks <= CudaWorkspaceHeader::most_counters);
 
   /// Whether the slices of rows of which a ring has two go to blocks one by one nevertheless: those of
   /// floats, of 16 bits of more than two slices in whole lines, and of what becomes wider in whole lines,
@@ -217,6 +219,8 @@ struct GridPipelinedShape {
   /// Whether each slice of a row has one of these for itself, which stays: the operands are the same for all
   /// rows.
   bool operands_stay;
+  /// Whether a block has slices of the same columns alone, and one place for operands.
+  bool keeps_columns;
   int operand_slot_bytes;
   struct StagedOperand {
     const void* end;  ///< behind it in memory
@@ -277,12 +281,9 @@ struct SliceInSlot {
   int columns;
   int shift;  ///< bytes of the slot before the slice
   int operand_slot;
-  // Where rows share operands:
-  std::uint32_t operand_parity;  ///< of what says that they came
-  int operand_releases;          ///< of each warp that needed them
   SliceUse use;
   index_type index;  ///< of the slice in its row
-  bool last_of_row;
+  bool collects;     ///< of logsumexp: whether its block collects the row
   // Where rows may drop ends:
   int kept;  ///< of its columns; behind them all are dropped
   // Where slices are parked:

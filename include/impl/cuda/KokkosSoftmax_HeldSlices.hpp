@@ -388,7 +388,7 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
     mbarrier_wait_parity(&known[i], 0);
     // All blocks of the row have read the epoch.
     if (slice.index == 0 && threadIdx.x == 0)
-      call.workspace.end_row(shared_epoch, static_cast<unsigned>(call.rows));
+      call.workspace.end_part(shared_epoch, static_cast<unsigned>(call.rows));
     const Result result = results[i];
     if (!writes_rows) {
       if (threadIdx.x == 0) call.y[slice.where.y_offset] = store_as<Out>(result.logsumexp());

@@ -208,15 +208,6 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier* barrier) {
   __trap();
 #endif
 }
-/// The same so many times at once.
-__device__ __forceinline__ void mbarrier_arrive(Mbarrier* barrier, std::uint32_t times) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(times)
-               : "memory");
-#else
-  __trap();
-#endif
-}
 
 /// mbarrier.arrive.expect_tx: arrives, and the phase also waits for `bytes` more of bulk copies.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier* barrier, std::uint32_t bytes) {

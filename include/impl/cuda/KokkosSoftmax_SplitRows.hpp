@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
     // (1 row of 128256 floats on one H200 3.03 us in a graph, without it 3.22; but 8 rows 4.62 and 4.29.)
     if constexpr (parts > 1) grid_launch_dependents();
     const SlicedRowResult<Problem> result = shared_result;
-    if (blockIdx.x == 0 && threadIdx.x == 0) call.workspace.end_row(shared_epoch, gridDim.y);
+    if (blockIdx.x == 0 && threadIdx.x == 0) call.workspace.end_part(shared_epoch, gridDim.y);
     if (call.operation == Operation::logsumexp) {
       if (blockIdx.x == 0 && threadIdx.x == 0) call.y[where.y_offset] = store_as<Out>(result.logsumexp());
       return;
