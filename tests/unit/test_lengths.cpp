@@ -3,6 +3,7 @@
 //
 // Lengths and numbers of rows, of every compiled pair of scalars, along the fast and the slow dimension.
 #include "../support/cases.hpp"
+#include "../support/float_to_half.hpp"
 #include "../support/refusals.hpp"
 
 namespace {

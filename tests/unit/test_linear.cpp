@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/float_to_half.hpp"
 #include "../support/linear_cases.hpp"
 
 namespace {

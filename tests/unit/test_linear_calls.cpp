@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "../support/float_to_half.hpp"
 #include "../support/linear_cases.hpp"
 #include "../support/refusals.hpp"
 #include "../support/tool_recorder.hpp"
