@@ -459,11 +459,12 @@ void check_rows_alike(std::int64_t columns, std::int64_t rows, const Transform& 
     }
   }
 }
-// Of three slices to as many as there are tickets of different kinds; of those that leave a third of the
-// blocks without work, too, which rows of 16 bits alone have so.
+// Of two or three slices to as many as there are tickets of different kinds; of those that leave a third of
+// the blocks without work, too, which rows of 16 bits alone have so.
 TEST_F(CudaSlicedRows, RowsWithTheSameOperands) {
   using namespace ks::impl;
-  for (const auto& [columns, rows] : {std::pair{20001, 500},
+  for (const auto& [columns, rows] : {std::pair{16388, 601},
+                                      {20001, 500},
                                       {40001, 401},
                                       {65536, 300},
                                       {131073, 151},

@@ -138,12 +138,6 @@ struct GridPipelinedBlock {
     }
   }
 
-  /// The first row of a ticket where blocks keep to their columns, and how many it has.
-  __device__ int begin_rows(index_type ticket, index_type& position) const {
-    position = ticket * shape.slices_a_ticket;
-    return static_cast<int>(
-        min(static_cast<index_type>(shape.slices_a_ticket), problem.geometry.rows - position));
-  }
   /// Blocks that have slices of the same columns as this one, and which of them this one is.
   struct SameColumns {
     int slice, blocks, number;
@@ -161,12 +155,11 @@ struct GridPipelinedBlock {
     if constexpr (keeps_columns) {
       const SameColumns mine = same_columns();
       for (int i = 0; i < shape.own_tickets; ++i) {
-        index_type position = 0;
-        int left = begin_rows(mine.number + static_cast<index_type>(i) * mine.blocks, position);
-        for (; left > 0; --left) {
+        const index_type ticket = mine.number + static_cast<index_type>(i) * mine.blocks;
+        for (int k = 0; k < shape.slices_a_ticket; ++k) {
+          const index_type position = ticket * shape.slices_a_ticket + k;
           fill(at, 0, position, mine.slice, usual_use(), columns_to_end(position, mine.slice), false);
           at.advance(turn());
-          ++position;
         }
       }
     } else {
@@ -301,8 +294,7 @@ struct GridPipelinedBlock {
     RingCursor at{0, 1}, copied;
     int copies = shape.own_tickets * shape.slices_a_ticket;  // under way
     at.advance(turn(), copies);
-    index_type position = 0;
-    int left = 0;  // rows of the ticket
+    index_type position = 0, end_of_ticket = 0;
     for (;;) {
       GridPipelinedSlot<Problem>& next = ring[at.slot];
       mbarrier_wait_parity(shape.draws_early ? &next.written : &next.empty, at.parity);
@@ -311,7 +303,7 @@ struct GridPipelinedBlock {
         copied.advance(turn());
         --copies;
       }
-      if (left == 0) {
+      if (position == end_of_ticket) {
         const index_type ticket = draw_ticket(next_ticket, mine.blocks);
         if (ticket >= shape.tickets) {
           grid_launch_dependents();
@@ -322,7 +314,8 @@ struct GridPipelinedBlock {
           end(at);
           return;
         }
-        left = begin_rows(ticket, position);
+        position = ticket * shape.slices_a_ticket;
+        end_of_ticket = min(position + shape.slices_a_ticket, problem.geometry.rows);
       }
       const int to_end = columns_to_end(position, mine.slice);
       mbarrier_wait_parity(&next.empty, at.parity);
@@ -331,7 +324,6 @@ struct GridPipelinedBlock {
       ++copies;
       at.advance(turn());
       ++position;
-      --left;
     }
   }
 

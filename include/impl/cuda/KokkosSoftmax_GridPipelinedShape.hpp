@@ -134,7 +134,7 @@ struct GridPipelinedShape {
   /// 0.90, 131073 0.71 and 0.82; float 131072 0.94 and 0.95, 196608 0.955 and 0.925. With two places for
   /// operands in a block, float 196608 0.87 for 0.81. Blocks whose numbers follow each other for the same
   /// columns, in place of such as are apart: float 32768 0.89 for 0.925.)
-  static constexpr index_type fewest_slices_of_blocks = 3, most_slices_of_blocks = 64;
+  static constexpr index_type most_slices_of_blocks = 64;
   static_assert(most_slices_of_blocks <= CudaWorkspaceHeader::most_counters);
 
   /// Whether the slices of rows of which a ring has two go to blocks one by one nevertheless: those of
