@@ -131,9 +131,8 @@ struct GridPipelinedShape {
   /// and 0.77, 262144 0.81 and 0.90; half 65536 0.64 and 0.905, 131073 0.53 and 0.635; bfloat16 to float
   /// 131072 1.15 times as fast; log_softmax, bfloat16 65536 0.64 and 0.93; logsumexp, as fractions of half a
   /// copy, float 98304 0.685 and 0.945, bfloat16 0.56 and 0.84. A mask for all rows: bfloat16 131072 0.85 and
-  /// 0.90, 131073 0.71 and 0.82; float 131072 0.94 and 0.95, 196608 0.955 and 0.925. With two places for
-  /// operands in a block, float 196608 0.87 for 0.81. Blocks whose numbers follow each other for the same
-  /// columns, in place of such as are apart: float 32768 0.89 for 0.925.)
+  /// 0.90, 131073 0.71 and 0.82; float 131072 0.94 and 0.95, 196608 0.955 and 0.925. Blocks whose numbers
+  /// follow each other for the same columns, in place of such as are apart: float 32768 0.89 for 0.925.)
   static constexpr index_type most_slices_of_blocks = 64;
   static_assert(most_slices_of_blocks <= CudaWorkspaceHeader::most_counters);
 
