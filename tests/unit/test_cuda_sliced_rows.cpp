@@ -459,7 +459,7 @@ void check_rows_alike(std::int64_t columns, std::int64_t rows, const Transform& 
     }
   }
 }
-// Of two or three slices to as many as there are tickets of different kinds; of those that leave a quarter of
+// Of two or three slices to as many as there are tickets of different kinds; of those that leave a third of
 // the blocks without work, too, which rows of 16 bits alone have so.
 TEST_F(CudaSlicedRows, RowsWithTheSameOperands) {
   using namespace ks::impl;

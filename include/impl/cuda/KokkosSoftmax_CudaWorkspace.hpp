@@ -86,7 +86,7 @@ struct PartialWords<double> {
 struct CudaWorkspaceHeader {
   static constexpr int most_counters = 64;
   unsigned long long next_ticket;
-  unsigned long long epoch_and_arrivals;  ///< launches completed, rows of the one under way
+  unsigned long long epoch_and_arrivals;  ///< launches completed, parts of the one under way that are
   /// Where blocks draw tickets of different kinds: of each the next one.
   unsigned long long next_ticket_of[most_counters];
 };

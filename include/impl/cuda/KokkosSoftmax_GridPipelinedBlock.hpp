@@ -184,6 +184,15 @@ struct GridPipelinedBlock {
   }
   __device__ index_type draw_ticket() const { return draw_ticket(workspace.header->next_ticket, gridDim.x); }
 
+  /// Until one more copy may be under way: `copied` is the slot of the oldest one.
+  __device__ __forceinline__ void wait_for_copies(RingCursor& copied, int& copies) const {
+    if (copies == shape.most_copies) {
+      mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
+      copied.advance(turn());
+      --copies;
+    }
+  }
+
   /// One thread.
   __device__ void produce() const {
     const bool rereads = shape.rereads;
@@ -197,11 +206,7 @@ struct GridPipelinedBlock {
     for (;;) {
       GridPipelinedSlot<Problem>& next = ring[at.slot];
       mbarrier_wait_parity(shape.draws_early ? &next.written : &next.empty, at.parity);
-      if (copies == shape.most_copies) {
-        mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
-        copied.advance(turn());
-        --copies;
-      }
+      wait_for_copies(copied, copies);
       if (left == 0) {
         const index_type ticket = draw_ticket();
         if (ticket >= shape.tickets) {
@@ -256,11 +261,7 @@ struct GridPipelinedBlock {
     for (;;) {
       GridPipelinedSlot<Problem>& next = ring[at.slot];
       mbarrier_wait_parity(&next.ready, at.parity);
-      if (copies == shape.most_copies) {
-        mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
-        copied.advance(turn());
-        --copies;
-      }
+      wait_for_copies(copied, copies);
       const index_type ticket = draw_ticket();
       if (ticket >= shape.tickets) {
         end(ticket, at);
@@ -298,11 +299,7 @@ struct GridPipelinedBlock {
     for (;;) {
       GridPipelinedSlot<Problem>& next = ring[at.slot];
       mbarrier_wait_parity(shape.draws_early ? &next.written : &next.empty, at.parity);
-      if (copies == shape.most_copies) {
-        mbarrier_wait_parity(&ring[copied.slot].full, copied.parity);
-        copied.advance(turn());
-        --copies;
-      }
+      wait_for_copies(copied, copies);
       if (position == end_of_ticket) {
         const index_type ticket = draw_ticket(next_ticket, mine.blocks);
         if (ticket >= shape.tickets) {

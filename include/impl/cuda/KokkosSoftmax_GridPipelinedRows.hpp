@@ -255,9 +255,10 @@ struct GridPipelinedRows {
     if constexpr (GridPipelinedBlock<Problem>::may_drop_ends)
       shape.drops_ends = impl::drops_ends(problem.transform, problem.geometry.columns);
     if constexpr (may_keep_columns<Problem>) {
-      const CooperativeLimits& kernel = limits<Problem, RingFor::rows_alike>(exec);
-      shape.keeps_columns = !kernel.refusal && kernel.shared_bytes >= device.shared_bytes &&
-                            keeps_columns(problem, shape, has_whole_lines, device.multiprocessors);
+      if (keeps_columns(problem, shape, has_whole_lines, device.multiprocessors)) {
+        const CooperativeLimits& kernel = limits<Problem, RingFor::rows_alike>(exec);
+        shape.keeps_columns = !kernel.refusal && kernel.shared_bytes >= device.shared_bytes;
+      }
     }
     stage_operands(problem, plan, shape, shared_bytes, slot_bytes);
     shape.rereads = rereads();
