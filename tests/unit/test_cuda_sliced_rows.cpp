@@ -652,10 +652,14 @@ TEST_F(CudaSlicedRows, Bfloat16RowsWithBias) {
   }
 }
 
+struct NoShift {
+  float operator()(std::int64_t) const { return 0; }
+};
+
 // Rows of -inf, infinities, NaN and nothing but negative logits, by both kernels, beside their logits as a
-// transform gives them.
-template <class T = bhalf_t, class Transform>
-void check_special_rows(std::int64_t columns, const Transform& transform) {
+// transform gives them. `shift_of`: what is added to the logits of a column.
+template <class T = bhalf_t, class Transform, class ShiftOf = NoShift>
+void check_special_rows(std::int64_t columns, const Transform& transform, const ShiftOf& shift_of = {}) {
   using ks::impl::BlockPerSlicedRow, ks::impl::BoundIdentity, ks::impl::GridPipelinedRows,
       ks::impl::SplitRows;
   const Exec exec;
@@ -667,6 +671,8 @@ void check_special_rows(std::int64_t columns, const Transform& transform) {
   const auto host_x = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), x);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t row = i / columns, column = i % columns;
+    if (const float shift = shift_of(column); shift != 0)
+      host_x(i) = T(static_cast<float>(host_x(i)) + shift);
     // Row 0 keeps what is infinite in the bias, row 1 what is NaN, and row 2 nothing.
     if ((row != 0 && column == columns / 2) || (row != 1 && column == columns - 3) || row == 2 ||
         (row > 2 && row < 6 && i % (row * row) == 0) || (row == 4 && column < 20000))
@@ -810,6 +816,40 @@ TEST_F(CudaSlicedRows, RowsOf16BitsWithMaskAmongFactors) {
                                         {{{value}}, {columns - 9, 9, 1}}, mask});
       }
     }
+  }
+}
+
+// Quotients by a temperature are coarse where the maximum of a share, or of the row, is below 512: some of
+// these are on the one side of that and some on the other.
+template <class T>
+void check_quotients(std::int64_t columns) {
+  using ks::impl::BoundChain, ks::impl::BoundMask, ks::impl::BoundTemperature;
+  const Memory<float> memory("temperature", 1);
+  const BoundTemperature<float> temperature{memory.data(), {}};
+  const Operands<T> operands(columns);
+  for (const float value : {1.0f, 0.7f, 3.0f}) {
+    SCOPED_TRACE(value);
+    Kokkos::deep_copy(memory, value);
+    for (const float first : {0.0f, 505.0f, 515.0f, -505.0f, -515.0f}) {
+      SCOPED_TRACE(first);
+      for (const float step : {0.0f, 300.0f, -300.0f}) {
+        SCOPED_TRACE(step);
+        const auto shift_of = [&](std::int64_t column) {
+          return (first + step * static_cast<float>(column / 3000 % 4)) * value;
+        };
+        check_special_rows<T>(columns, temperature, shift_of);
+        check_special_rows<T>(
+            columns,
+            BoundChain<BoundMask<bool>, BoundTemperature<float>>{operands.bound_mask(0, 9), temperature},
+            shift_of);
+      }
+    }
+  }
+}
+TEST_F(CudaSlicedRows, RowsOf16BitsWithSmallAndLargeQuotients) {
+  for (const std::int64_t columns : {16385, 65536}) {
+    check_quotients<bhalf_t>(columns);
+    check_quotients<half_t>(columns);
   }
 }
 

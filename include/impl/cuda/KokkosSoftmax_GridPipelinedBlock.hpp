@@ -80,6 +80,11 @@ struct GridPipelinedBlock {
   __host__ __device__ static bool keeps_exponentials(Operation operation, const GridPipelinedShape& shape) {
     return has_exponentials && operation == Operation::softmax && !shape.rereads;
   }
+  /// Whether the finishers need a transform's operands.
+  __host__ __device__ static bool finishers_need_operands(Operation operation,
+                                                          const GridPipelinedShape& shape) {
+    return operation != Operation::logsumexp && !masks_in_slot && !writes_back(operation, shape);
+  }
   __device__ bool writes_rows() const { return problem.operation != Operation::logsumexp; }
   __device__ std::uint32_t tag() const { return CudaWorkspace::tag_of(epoch); }
   __device__ char* slot(int s) const { return slots + s * shape.slot_bytes; }
@@ -682,7 +687,9 @@ struct GridPipelinedBlock {
     // 0.56 and 0.61, and, its slices whole parts, a mask 0.79 and 0.83, a mask for all rows 0.67 and 0.70;
     // 131072 columns 0.96, 0.89 and 0.90, 0.75, 0.95, 0.81 and 0.84. Of float four, and two with masks alone:
     // a mask 393216 columns 0.952 and 0.968, 131073 0.976 and 0.982, a mask for all rows 0.914 and 0.931,
-    // 0.943 and 0.955; but a bias for all rows 0.849 and 0.841, GELU the same.)
+    // 0.943 and 0.955; but a bias for all rows 0.849 and 0.841, GELU the same. Of bfloat16 that a temperature
+    // divides coarsely four and one, 20001 columns 0.71 and 0.83, 131073 0.82 and 0.87, with a mask 0.57 and
+    // 0.66, 0.70 and 0.76; two 0.63 and 0.73.)
     const auto in_parts_of = [&]<class SomePart>(std::type_identity<SomePart>, const auto& transform_row,
                                                  bool looks_for_minus_infinity, const auto& use) {
       constexpr bool is_identity = std::is_same_v<decltype(transform_row), const BoundIdentity::Row&>;
@@ -690,7 +697,8 @@ struct GridPipelinedBlock {
       // (One that takes parts at once looks up what to do for all of them.)
       constexpr bool is_held = transforms_held_logits<std::remove_cvref_t<decltype(transform_row)>>;
       constexpr bool is_transformed_double = sizeof(Acc) == 8 && !is_identity;
-      constexpr int at_once = Part::unit == 2 && !is_identity ? 1 : is_mask || is_transformed_double ? 2 : 4;
+      constexpr bool one_by_one = Part::unit == 2 && (!is_identity || divides_coarsely<Problem>);
+      constexpr int at_once = one_by_one ? 1 : is_mask || is_transformed_double ? 2 : 4;
       const auto some = [&](int begin, auto count, auto whole, auto looks) {
         SomePart part[decltype(count)::value];
         if constexpr (is_held) {
@@ -732,6 +740,7 @@ struct GridPipelinedBlock {
     bool looks_for_minus_infinity = true;
     if constexpr (may_overlook_minus_infinity<TransformRow>)
       looks_for_minus_infinity = !stage_keeps_minus_infinity(transform);
+    [[maybe_unused]] bool is_coarse = false;
     const auto maximum_of_results = [&] {
       auto maximum = Part::Maximum::none();
       in_parts(transform, looks_for_minus_infinity, [&](const Part& part, int begin, auto whole) {
@@ -788,9 +797,12 @@ struct GridPipelinedBlock {
             join_logits(std::type_identity<Logits>{}, BoundIdentity::Row{}, [](const auto&...) {});
           }
           max = max_of_logits;
-          if (max > -largest_v<Acc> && max <= largest_v<Acc> &&
-              transform.finds_maximum(max, in.first_column, end))
+          if constexpr (divides_coarsely<Problem>) {
+            if (maximum_of_quotients(transform, max, is_coarse)) return maximum_or_nan(max, -largest_v<Acc>);
+          } else if (max > -largest_v<Acc> && max <= largest_v<Acc> &&
+                     transform.finds_maximum(max, in.first_column, end)) {
             return maximum_or_nan(max, -largest_v<Acc>);
+          }
         }
       }
       Acc max;
@@ -805,9 +817,9 @@ struct GridPipelinedBlock {
     [[maybe_unused]] const bool writes_exponentials =
         in.use == SliceUse::hold && keeps_exponentials(problem.operation, shape);
     auto sum = ShareSum<Acc>::none();
-    const auto add = [&](const Part& part, int begin, auto whole) {
+    const auto add_with = [&](const auto& some_exponential, const auto& part, int begin, auto whole) {
       Acc e[Part::count];
-      part.template add_to<Part::packed || Part::unpacked>(sum, exponential,
+      part.template add_to<Part::packed || Part::unpacked>(sum, some_exponential,
                                                            [&](int i, Acc value) { e[i] = value; });
       if constexpr (has_exponentials) {
         if (!writes_exponentials) return;
@@ -819,6 +831,9 @@ struct GridPipelinedBlock {
           }
         });
       }
+    };
+    const auto add = [&](const Part& part, int begin, auto whole) {
+      add_with(exponential, part, begin, whole);
     };
     const auto add_parts = [&](const auto& add_part) {
       if constexpr (has_logits) {
@@ -833,8 +848,19 @@ struct GridPipelinedBlock {
         add(part, begin, whole);
       };
       // A loop of its own for when nothing is subtracted: an instruction that is skipped takes as long as one
-      // that is not. (Not for half: one H200, 65536 columns with a temperature, 0.76 of a copy for 0.78.)
-      if (has_exponentials && !exponential.subtracts_first()) {
+      // that is not. (Not for half: one H200, 65536 columns with a temperature, before its quotients were
+      // coarse, 0.76 of a copy for 0.78.)
+      if constexpr (divides_coarsely<Problem>) {
+        if (is_coarse) {
+          using Logits = PartOfSlice<RowsProblem<In, Out, BoundIdentity>>;
+          const ExponentialOfCoarseQuotient of_logit(transform, max);
+          in_parts_of(
+              std::type_identity<Logits>{}, BoundIdentity::Row{}, true,
+              [&](const Logits& part, int begin, auto whole) { add_with(of_logit, part, begin, whole); });
+        } else {
+          add_parts(subtract_and_add);
+        }
+      } else if (has_exponentials && !exponential.subtracts_first()) {
         add_parts(add);
       } else {
         add_parts(subtract_and_add);
@@ -970,7 +996,7 @@ struct GridPipelinedBlock {
   /// Whether the finishers need a slice's operands.
   __device__ bool finishes_from_inputs(SliceUse use) const {
     return use == SliceUse::finish ||
-           (use == SliceUse::hold && !masks_in_slot && !writes_back(problem.operation, shape));
+           (use == SliceUse::hold && finishers_need_operands(problem.operation, shape));
   }
   __device__ void release_operands(const SliceInSlot<Problem>& in) const {
     if constexpr (stages_operands<Problem>) {

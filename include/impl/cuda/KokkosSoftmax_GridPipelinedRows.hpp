@@ -274,7 +274,7 @@ struct GridPipelinedRows {
       // Where these keep their operands until they are finished, there has to be room for all of them: a
       // slice that was handed out must not wait for another one of its row.
       if (shape.operand_slots > 0 && shape.operand_slots < shape.slots &&
-          !GridPipelinedBlock<Problem>::writes_back(problem.operation, shape))
+          GridPipelinedBlock<Problem>::finishers_need_operands(problem.operation, shape))
         held = 0;
       if (held > 0) copies = GridPipelinedShape::most_copies_of_held_rows;
       shape.slices_reread = plan.slices - held;
@@ -444,8 +444,7 @@ struct GridPipelinedRows {
       }
       shape.keeps_columns = shape.keeps_columns && let_stay(1, 1);
       if (shape.keeps_columns) return;
-      if (problem.operation != Operation::logsumexp &&
-          !GridPipelinedBlock<Problem>::writes_back(problem.operation, shape)) {
+      if (GridPipelinedBlock<Problem>::finishers_need_operands(problem.operation, shape)) {
         // The finishers need them, too: they stay as long as their slices.
         const int slots = std::min(shape.slots, shared_bytes / (slot_bytes + bytes));
         if (slots > shape.parties) shape.operand_slots = shape.slots = slots;

@@ -127,6 +127,31 @@ inline constexpr bool keeps_rows_packed = [] {
                                   : Parts::temperatures == 1 && Parts::factors + Parts::ends == 0;
 }();
 
+/// Whether a row's object has a way with fewer instructions that is good enough for outputs of 16 bits where
+/// logits are small: a unit in the last place of 2^9 is 2^-14.
+template <class Out, class Row>
+inline constexpr bool may_be_coarse = is_16_bit_v<Out>&& requires(const Row& row) {
+  row.coarse(0.0f);
+};
+inline constexpr float most_coarse = 0x1p9f;
+
+/// The temperature's part of a prepared object.
+template <class Bound, class Row>
+KOKKOS_FORCEINLINE_FUNCTION const auto& temperature_of_row(const Row& row) {
+  if constexpr (requires { row.coarse(0.0f); }) {
+    return row;
+  } else {
+    return [&]<class A, class B>(const BoundChain<A, B>*) -> const auto& {
+      if constexpr (PartsOfChain<A>::temperatures != 0) {
+        return temperature_of_row<A>(row.a);
+      } else {
+        return temperature_of_row<B>(row.b);
+      }
+    }
+    (static_cast<const Bound*>(nullptr));
+  }
+}
+
 /// Whether such a transform has a mask.
 template <class Bound>
 inline constexpr bool has_packed_mask = keeps_rows_packed<Bound>&& PartsOfChain<Bound>::masks == 1;
@@ -175,13 +200,16 @@ struct MaskBytes {
   __device__ __forceinline__ void apply(unsigned* pair) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // The first bit of each byte that is not 0, spread over an element's 16 bits.
-      const unsigned kept = ((word[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word[i];
-      const unsigned of_pair[2] = {prmt(kept, 0, 0x9988), prmt(kept, 0, 0xbbaa)};
-#pragma unroll
-      for (int p = 0; p < 2; ++p)
-        pair[2 * i + p] = (pair[2 * i + p] & of_pair[p]) | (PackedPair<T>::minus_infinities & ~of_pair[p]);
+      const unsigned kept = kept_in_first_bit(word[i]);
+      pair[2 * i] = masked<T>(pair[2 * i], prmt(kept, 0, 0x9988));
+      pair[2 * i + 1] = masked<T>(pair[2 * i + 1], prmt(kept, 0, 0xbbaa));
     }
+  }
+  /// The same of one pair and its two bytes.
+  template <class T>
+  __device__ static unsigned applied_to_pair(unsigned pair, const bool* at) {
+    const unsigned bytes = *reinterpret_cast<const unsigned short*>(at);
+    return masked<T>(pair, prmt(kept_in_first_bit(bytes), 0, 0x9988));
   }
   template <class T>
   __device__ uint4 applied(const uint4& vector) const {
@@ -189,6 +217,25 @@ struct MaskBytes {
     apply<T>(pair);
     return {pair[0], pair[1], pair[2], pair[3]};
   }
+
+ private:
+  /// Of each byte, whether it is not 0.
+  __device__ static unsigned kept_in_first_bit(unsigned bytes) {
+    return ((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes;
+  }
+  template <class T>
+  __device__ static unsigned masked(unsigned pair, unsigned kept) {
+    return (pair & kept) | (PackedPair<T>::minus_infinities & ~kept);
+  }
+};
+
+/// Whether a row's object is that of a mask of bytes alone, from wherever these are.
+template <class Row>
+inline constexpr bool is_mask_of_bytes = false;
+template <template <class> class RowWith, class Operand>
+inline constexpr bool is_mask_of_bytes<RowWith<Operand>> =
+    std::is_same_v<RowWith<Operand>, BoundMask<bool>::RowWith<Operand>>&& requires(const Operand& operand) {
+  { operand.data } -> std::convertible_to<const bool*>;
 };
 
 }  // namespace KokkosSoftmax::impl

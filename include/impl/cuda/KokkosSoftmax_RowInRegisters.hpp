@@ -91,12 +91,7 @@ struct TransformedLogits {
   const TransformRow& transform;
   bool is_in_order;
 
-  /// Whether the transform has a way with fewer instructions that is good enough for outputs of 16 bits
-  /// where logits are small: a unit in the last place of 2^9 is 2^-14.
-  static constexpr bool may_be_coarse = is_16_bit_v<Out> && requires(const TransformRow& t) {
-    t.coarse(0.0f);
-  };
-  static constexpr float most_coarse = 0x1p9f;
+  static constexpr bool may_be_coarse = impl::may_be_coarse<Out, TransformRow>;
 
   /// The maximum of logits from that of the values, if it is in order.
   __device__ static bool finds_maximum(const TransformRow& transform, float& max) {

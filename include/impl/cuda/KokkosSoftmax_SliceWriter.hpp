@@ -101,26 +101,46 @@ struct SliceWriter {
 
   template <class TransformRow, class Release>
   __device__ void from_inputs(const TransformRow& transform, const Release& release) const {
+    if constexpr (divides_coarsely<Problem>) {
+      using Transform = typename Problem::Transform;
+      const auto& temperature = temperature_of_row<Transform>(transform);
+      if (quotients_are_coarse(temperature, row.max)) {
+        const auto with_output = [&](const auto& use) { row.with_output_of_quotients(temperature, use); };
+        if constexpr (may_be_coarse<Out, TransformRow>) {
+          from_values(BoundIdentity::Row{}, with_output, release);
+        } else {
+          from_values(mask_of_row<Transform>(transform), with_output, release);
+        }
+        return;
+      }
+    }
+    from_values(
+        transform, [this](const auto& use) { row.with_output(use); }, release);
+  }
+  /// `with_output` calls what it is given with the function from a transformed value to its output.
+  template <class TransformRow, class WithOutput, class Release>
+  __device__ void from_values(const TransformRow& transform, const WithOutput& with_output,
+                              const Release& release) const {
     const index_type first_column = slice.first_column;  // the slot may have a new slice before the last use
     if constexpr (transforms_held_logits<TransformRow>) {
       // Once for all operations: it is long.
       const auto output = [&](int column, Acc held) {
         Acc value = transformed<Acc>(transform, held, first_column + column);
-        row.with_output([&](const auto& output_of) { value = output_of(value); });
+        with_output([&](const auto& output_of) { value = output_of(value); });
         return value;
       };
       write<Logits>(
           [&]<int count>(int column, Acc(&value)[count]) {
             transform.template transform_held<width>(value,
                                                      HeldNeighbours{first_column + column, stride * width});
-            row.with_output([&](const auto& output_of) {
+            with_output([&](const auto& output_of) {
 #pragma unroll
               for (Acc& v : value) v = output_of(v);
             });
           },
           output, [&](int) { return output; }, release);
     } else {
-      row.with_output([&](const auto& output_of) {
+      with_output([&](const auto& output_of) {
         const auto output = [&](int column, Acc held) {
           return output_of(transformed<Acc>(transform, held, first_column + column));
         };
@@ -220,7 +240,8 @@ struct SliceWriter {
   /// From transformed logits in the slot.
   template <class Release>
   __device__ void from_logits(const Release& release) const {
-    from_inputs(BoundIdentity::Row{}, release);
+    from_values(
+        BoundIdentity::Row{}, [this](const auto& use) { row.with_output(use); }, release);
   }
 
  private:

@@ -11,6 +11,7 @@
 #include <KokkosSoftmax_Transforms.hpp>
 #include <impl/cuda/KokkosSoftmax_CudaTuning.hpp>
 #include <impl/cuda/KokkosSoftmax_CudaWorkspace.hpp>
+#include <impl/cuda/KokkosSoftmax_PackedMask.hpp>
 
 namespace KokkosSoftmax::impl {
 
@@ -229,8 +230,8 @@ struct PartOfSlice {
   }
 
   /// Adds the exponentials, each of which each(i, exponential) sees. `subtracted`: see ExponentialBelow.
-  template <bool subtracted = packed, class Each>
-  __device__ void add_to(ShareSum<Acc>& sum, const Exponential& exponential, const Each& each) const {
+  template <bool subtracted = packed, class SomeExponential, class Each>
+  __device__ void add_to(ShareSum<Acc>& sum, const SomeExponential& exponential, const Each& each) const {
     // A few in the accumulator's type, these in a better one: a lane whose own maximum weighs 1 would lose
     // what many small terms come to. 16 bits of output show less of that.
     constexpr int most = is_16_bit_v<Out> ? 8 : 4;
@@ -330,7 +331,10 @@ struct PartOfSlice {
       } else {
         unsigned pair = pair_at<single, in_slot>(at, exists(0), exists(1));
         if constexpr (packed) {
-          if constexpr (!is_identity) {
+          if constexpr (is_mask_of_bytes<TransformRow> && whole && !single) {
+            pair = MaskBytes::applied_to_pair<std::remove_const_t<In>>(
+                pair, transform.mask.data + operand_column(0));
+          } else if constexpr (!is_identity) {
             Acc value[unit]{};
             bool kept[unit] = {true, true};
             if constexpr (whole && !single) {
@@ -362,6 +366,52 @@ struct PartOfSlice {
   __device__ static unsigned bits_of_16(const In* at) {
     return *reinterpret_cast<const unsigned short*>(at);
   }
+};
+
+/// Whether rows of 16 bits are divided by a temperature, and perhaps masked, and nothing else. Quotients may
+/// be coarse then: those of a share where its maximum is small, for outputs from logits where the row's is.
+/// (One H200, by grid_pipelined_rows, fractions of a copy, with quotients to 0.51 units in the last place and
+/// so: bfloat16 65536 columns 0.93 and 0.965, 131073 0.79 and 0.90, log_softmax 0.78 and 0.965, logsumexp, of
+/// half a copy, 0.74 and 0.97, half 0.77 and 0.965; with a mask bfloat16 0.78 and 0.91, 131073 0.66 and 0.79,
+/// half 0.70 and 0.90, with a mask for all rows bfloat16 0.74 and 0.89. Bfloat16 whose exponentials go back
+/// to the slot, too, 0.90 with a mask, without one 131073 columns 0.88, 20001 0.82 for 0.92.)
+template <class Problem>
+inline constexpr bool divides_coarsely =
+    PartOfSlice<Problem>::unpacked&& is_16_bit_v<typename Problem::Out>&& keeps_rows_packed<
+        typename Problem::Transform>&& PartsOfChain<typename Problem::Transform>::temperatures == 1;
+
+/// Whether the quotients that have this maximum are coarse: it is small, and their order is the logits'.
+template <class Temperature>
+__device__ __forceinline__ bool quotients_are_coarse(const Temperature& temperature, float max) {
+  float any = 1;
+  return temperature.finds_maximum(any, 0, 0) && fabsf(max) < most_coarse;
+}
+
+/// The maximum of a share's quotients from that of its logits, where the temperature keeps their order. False
+/// if it is not finite: then it is any logit's.
+template <class Temperature>
+__device__ __forceinline__ bool maximum_of_quotients(const Temperature& temperature, float& max,
+                                                     bool& is_coarse) {
+  const float of_logits = max;
+  is_coarse = false;
+  if (!(of_logits > -largest_v<float> && of_logits <= largest_v<float>)) return false;
+  max = temperature(of_logits, 0);
+  is_coarse = quotients_are_coarse(temperature, max);
+  if (is_coarse) max = temperature.coarse(of_logits);
+  return true;
+}
+
+/// The exponentials of coarse quotients below their maximum, of the logits themselves: ExponentialBelow whose
+/// one product is with the reciprocal of the temperature, too, which is as coarse.
+struct ExponentialOfCoarseQuotient {
+  float scale, offset;
+
+  /// `log_sum`: the binary logarithm of what they are divided by.
+  template <class Temperature>
+  __device__ ExponentialOfCoarseQuotient(const Temperature& temperature, float max, float log_sum = 0)
+      : scale(temperature.coarse(ExponentialBelow<float>::log2e)),
+        offset(fmaf(max, ExponentialBelow<float>::log2e, log_sum)) {}
+  __device__ float operator()(float logit) const { return ex2_approx_ftz(fmaf(logit, scale, -offset)); }
 };
 
 /// Some parts, one after the other; those that a slice does not reach into hold -inf. (A branch for each
@@ -398,9 +448,8 @@ struct PartsOfSlice {
     return maximum.of_warp();
   }
   /// each(part, i, exponential).
-  template <class Each>
-  __device__ ShareSum<Acc> sum(Acc max, const Each& each) const {
-    const auto exponential = Part::exponential_below(max);
+  template <class Exponential, class Each>
+  __device__ ShareSum<Acc> sum(const Exponential& exponential, const Each& each) const {
     auto sum = ShareSum<Acc>::none();
 #pragma unroll
     for (int i = 0; i < parts; ++i)
@@ -416,9 +465,9 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
   using Out = typename Problem::Out;
   /// Where a share's exponentials, exp(value - max of the share), can be kept until the row's result is
   /// known, they only have to be scaled then.
-  static constexpr bool keeps_packed_exponentials = std::is_same_v<typename Problem::In, bhalf_t> &&
-                                                    std::is_same_v<Out, bhalf_t> &&
-                                                    PartOfSlice<Problem>::unpacked;
+  static constexpr bool keeps_packed_exponentials =
+      std::is_same_v<typename Problem::In, bhalf_t> && std::is_same_v<Out, bhalf_t> &&
+      PartOfSlice<Problem>::unpacked && !divides_coarsely<Problem>;
   static constexpr bool keeps_exponentials =
       std::is_same_v<typename Problem::In, Acc> || keeps_packed_exponentials;
   /// The sum goes into the exponent: 16 bits of result do not show its rounding.
@@ -454,6 +503,18 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
       const ExponentialBelow<Acc> exponential(this->max);
       const Acc scale = exponential.correction * this->factor;
       use([&](Acc value) { return exponential.uncorrected(value) * scale; });
+    }
+  }
+
+  /// The same from a value to the output of its quotient, which is coarse.
+  template <class Temperature, class Use>
+  __device__ void with_output_of_quotients(const Temperature& temperature, const Use& use) const {
+    if (this->operation != Operation::softmax) {
+      use([&](Acc value) { return this->log_softmax(temperature.coarse(value)); });
+    } else {
+      static_assert(sum_in_exponent);
+      const ExponentialOfCoarseQuotient exponential(temperature, this->max, this->log_sum);
+      use(exponential);
     }
   }
 

@@ -66,6 +66,82 @@ struct SplitRowsCall : FewRowsCall<Problem> {
   }
 };
 
+/// How a warp has a row's logits in registers: transformed, as they are read.
+template <class Problem>
+struct SplitRowLogits {
+  using Acc = typename Problem::Acc;
+  typename Problem::Transform::Row row;
+
+  __device__ SplitRowLogits(const Problem& problem, index_type index, index_type)
+      : row(problem.transform.at_row(index)) {}
+  template <class Registers>
+  __device__ void load(Registers& registers, const typename Problem::In* from, int columns, int share,
+                       int lane, index_type first) const {
+    registers.load(from, columns, share, lane, row, first);
+  }
+  /// Makes of the maximum of a share that of its logits, and gives the exponential of what is there.
+  __device__ auto exponential_below(Acc& max) const { return PartOfSlice<Problem>::exponential_below(max); }
+  /// Calls use with the function from what is there to its output.
+  template <class Use>
+  __device__ void with_output(const SlicedRowResult<Problem>& row_result, const Use& use) const {
+    row_result.with_output(use);
+  }
+};
+/// But of those that a temperature divides coarsely, and leaves in their order, as they are: how they are
+/// divided is known when their share's maximum is, and the row's.
+template <class Problem>
+requires(divides_coarsely<Problem>) struct SplitRowLogits<Problem> {
+  using Acc = typename Problem::Acc;
+  using Transform = typename Problem::Transform;
+  typename Transform::Row row;
+  typename BoundTemperature<Acc>::template PreparedRow<Acc> temperature;
+  bool stay;
+
+  struct Exponential {
+    const SplitRowLogits& logits;
+    bool is_coarse;
+    ExponentialOfCoarseQuotient of_logit;
+    ExponentialBelow<Acc> below;
+    __device__ Acc uncorrected(Acc value) const {
+      if (is_coarse) return of_logit(value);
+      return below.uncorrected(logits.stay ? logits.temperature(value, 0) : value);
+    }
+  };
+
+  __device__ SplitRowLogits(const Problem& problem, index_type index, index_type first)
+      : row(problem.transform.at_row(index)),
+        temperature(temperature_of_row<Transform>(prepared_stage<Acc>(row, first))) {
+    Acc any = 1;
+    stay = temperature.finds_maximum(any, 0, 0);
+  }
+  template <class Registers>
+  __device__ void load(Registers& registers, const typename Problem::In* from, int columns, int share,
+                       int lane, index_type first) const {
+    if (!stay) {
+      registers.load(from, columns, share, lane, row, first);
+    } else if constexpr (PartsOfChain<Transform>::masks > 0) {
+      registers.load(from, columns, share, lane, mask_of_row<Transform>(row), first);
+    } else {
+      registers.load(from, columns, share, lane, BoundIdentity::Row{}, first);
+    }
+  }
+  __device__ Exponential exponential_below(Acc& max) const {
+    bool is_coarse = false;
+    if (stay) (void)maximum_of_quotients(temperature, max, is_coarse);
+    return {*this, is_coarse, {temperature, max}, PartOfSlice<Problem>::exponential_below(max)};
+  }
+  template <class Use>
+  __device__ void with_output(const SlicedRowResult<Problem>& row_result, const Use& use) const {
+    if (quotients_are_coarse(temperature, row_result.max)) {
+      row_result.with_output_of_quotients(temperature, use);
+    } else {
+      row_result.with_output([&](const auto& output) {
+        use([&](Acc value) { return output(stay ? temperature(value, 0) : value); });
+      });
+    }
+  }
+};
+
 template <class Shape, class Problem>
 __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, typename Problem::Acc>)
     split_rows_kernel(const __grid_constant__ SplitRowsCall<Problem> call,
@@ -99,8 +175,8 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
     using Part = typename Registers::Part;
     constexpr bool keeps_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
     Registers mine;
-    mine.load(call.x + where.x_offset + first, columns, share, lane, problem.transform.at_row(where.index),
-              first);
+    const SplitRowLogits<Problem> logits(problem, where.index, first);
+    logits.load(mine, call.x + where.x_offset + first, columns, share, lane, first);
     Acc max = mine.maximum();
     if (lane == 0) max_of_warp[warp] = max;
     if (threadIdx.x == 0) shared_epoch = epoch;
@@ -114,12 +190,13 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
       for (int i = 1; i < parts; ++i) max = maximum_or_nan(max, max_of_warp[first_warp + i]);
     }
     [[maybe_unused]] const bool softmax = call.operation == Operation::softmax;
-    ShareSum<Acc> sum =
-        mine.sum(max, [&]([[maybe_unused]] int e, [[maybe_unused]] int i, [[maybe_unused]] Acc exponential) {
-          if constexpr (keeps_exponentials) {
-            if (softmax) mine.part[e].held[i] = SlicedRowResult<Problem>::kept(exponential);
-          }
-        });
+    const auto exponential_of = logits.exponential_below(max);
+    ShareSum<Acc> sum = mine.sum(exponential_of, [&]([[maybe_unused]] int e, [[maybe_unused]] int i,
+                                                     [[maybe_unused]] Acc exponential) {
+      if constexpr (keeps_exponentials) {
+        if (softmax) mine.part[e].held[i] = SlicedRowResult<Problem>::kept(exponential);
+      }
+    });
     if constexpr (parts > 1) {
       if (lane == 0) sum_of_warp[warp] = sum;
       __syncthreads();
@@ -169,7 +246,7 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
         return;
       }
     }
-    result.with_output(write);
+    logits.with_output(result, write);
   };
   constexpr int usual = ReductionPlan::usual_slice_bytes / ReductionPlan::part_bytes / parts;
   if (call.warp_columns <= usual * PartOfSlice<Problem>::columns) {
