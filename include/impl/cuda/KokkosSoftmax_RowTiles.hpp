@@ -137,6 +137,44 @@ __device__ __forceinline__ void for_columns(int count, const Use& use) {
   }
 }
 
+/// Reads two rows of 16 bits that lie side by side, of which one may not be there, in the first `count` of so
+/// many columns at a distance, wherever these begin; -inf for what is not there.
+template <int columns, class In>
+__device__ __forceinline__ void load_pairs_anywhere(const In* x, index_type distance, int count, bool first,
+                                                    bool second, unsigned (&pair)[columns]) {
+  constexpr unsigned nothing = PackedPair<In>::minus_infinities;
+  const auto* at = reinterpret_cast<const unsigned short*>(x);
+  const auto read_one_by_one = [&](int k) {
+    unsigned low = nothing, high = nothing;
+    if (first) low = at[0];
+    if (second) high = at[1];
+    pair[k] = __byte_perm(low, high, 0x5410);
+    at += distance;
+  };
+  const auto read_at_once = [&](int k) {
+    pair[k] = *reinterpret_cast<const unsigned*>(at);
+    at += distance;
+  };
+#pragma unroll
+  for (unsigned& p : pair) p = nothing;
+  const bool both = first && second, on_boundary = reinterpret_cast<std::uintptr_t>(x) % 4 == 0;
+  // (Of two columns an odd distance apart one begins on a boundary.)
+  if (both && distance % 2 != 0) {
+    const auto every_other = [&](auto odd) {
+      for_columns<columns>(count, [&](int k) { k % 2 == odd.value ? read_at_once(k) : read_one_by_one(k); });
+    };
+    if (on_boundary) {
+      every_other(std::integral_constant<int, 0>{});
+    } else {
+      every_other(std::integral_constant<int, 1>{});
+    }
+  } else if (both && on_boundary) {
+    for_columns<columns>(count, read_at_once);
+  } else {
+    for_columns<columns>(count, read_one_by_one);
+  }
+}
+
 /// Where a thread's part of a tile lies.
 template <int columns, int rows>
 struct PlaceInTile {
@@ -249,6 +287,12 @@ struct PartOfTile {
     Raw raw[columns];
     load(problem, place, raw);
     take(raw);
+  }
+  /// The same of two rows side by side wherever they lie.
+  __device__ void read_anywhere(const Problem& problem, const Place& place) requires(pairs) {
+    const RowGeometry& g = problem.geometry;
+    load_pairs_anywhere<columns>(problem.x + place.row(g).x_offset + place.first_column * g.x_column_stride,
+                                 g.x_column_stride, place.count, true, place.first_row + 1 < g.rows, held);
   }
   __device__ void take(const Raw (&raw)[columns]) {
 #pragma unroll

@@ -35,13 +35,15 @@ struct TwoPassScratch {
   Result* results;    ///< of rows
   Acc* maxima;        ///< [slice][share][row]
   unsigned tiles, slices;
+  bool pairs_begin_anywhere;  ///< of those that are reduced
 
   TwoPassScratch(void* memory, index_type rows, index_type slices_)
       : partials(static_cast<Partial*>(memory)),
         results(reinterpret_cast<Result*>(partials + rows * slices_)),
         maxima(reinterpret_cast<Acc*>(results + rows)),
         tiles(1),
-        slices(static_cast<unsigned>(slices_)) {}
+        slices(static_cast<unsigned>(slices_)),
+        pairs_begin_anywhere(false) {}
   static std::size_t bytes(index_type rows, index_type slices) {
     const std::size_t of_slice = sizeof(Partial) + (has_maxima ? shares * sizeof(Acc) : 0);
     return static_cast<std::size_t>(rows) * (static_cast<std::size_t>(slices) * of_slice + sizeof(Result));
@@ -107,7 +109,15 @@ __global__ void __launch_bounds__(TileBlock<Problem>::threads)
       problem.geometry, first_row + lane * rows_of_lane,
       static_cast<index_type>(slice.slice) * columns_of_tile<Problem> + slot * Readers::columns_of_thread);
   Mine mine;
-  mine.read(problem, place);
+  if constexpr (rows_of_lane == 2) {
+    if (scratch.pairs_begin_anywhere) {
+      mine.read_anywhere(problem, place);
+    } else {
+      mine.read(problem, place);
+    }
+  } else {
+    mine.read(problem, place);
+  }
   Acc max[rows_of_lane];
   reduce_slice_of_tile<1>(mine, problem, place, 0, lane, slot, problem.operation == Operation::softmax, max,
                           [&](int row, const PartialSoftmax<Acc>& partial) {
@@ -189,6 +199,20 @@ struct TwoPassWriters {
   static constexpr int sector = 32 / static_cast<int>(sizeof(Out)), slots = sector, threads = lanes * slots;
   static constexpr int columns = columns_of_tile<Problem> / slots;                            ///< of a thread
   static constexpr int blocks = (sizeof(typename Problem::Acc) == 8 ? 512 : 1024) / threads;  ///< at least
+
+  /// Columns of a thread whose first one this is.
+  __device__ static int count_from(index_type first_column, index_type all) {
+    const index_type left = all - first_column;
+    return left > (columns - 1) * slots ? columns : max((static_cast<int>(left) + slots - 1) / slots, 0);
+  }
+  /// Rows of a slot before those of its tile, so that it begins on a boundary of sectors of y. (Tiles begin
+  /// at multiples of sectors from y's first row on, and slices at multiples of columns.)
+  __device__ static int rows_before(const Problem& problem, int slot) {
+    const unsigned place =
+        static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(problem.y) / sizeof(Out)) +
+        static_cast<unsigned>(slot) * static_cast<unsigned>(problem.geometry.y_column_stride);
+    return static_cast<int>(place % sector);
+  }
 };
 
 /// How rows lie.
@@ -246,17 +270,8 @@ struct TwoPassWriter {
         first(lane * rows_of_lane),
         first_column(static_cast<index_type>(slice.slice) * columns_of_tile<Problem> + slot) {
     const RowGeometry& g = problem.geometry;
-    const index_type left = g.columns - first_column;
-    count = left > (columns - 1) * Writers::slots
-                ? columns
-                : max((static_cast<int>(left) + Writers::slots - 1) / Writers::slots, 0);
-    // (Tiles begin at multiples of sectors from y's first row on, and slices at multiples of columns.)
-    if (lie.begin_anywhere) {
-      const unsigned place =
-          static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(problem.y) / sizeof(Out)) +
-          static_cast<unsigned>(slot) * static_cast<unsigned>(g.y_column_stride);
-      first -= static_cast<int>(place % sector);
-    }
+    count = Writers::count_from(first_column, g.columns);
+    if (lie.begin_anywhere) first -= Writers::rows_before(problem, slot);
 #pragma unroll
     for (int v = 0; v < rows_of_lane; ++v) {
       const index_type position = first_of_tile + first + v;
@@ -412,6 +427,60 @@ __global__ void __launch_bounds__(TwoPassWriters<Problem>::threads, TwoPassWrite
   writer.store();
 }
 
+/// Whether rows side by side stay pairs of 16 bits until they are outputs: half the registers.
+template <class Problem>
+inline constexpr bool writes_pairs = takes_pairs<Problem>&& is_16_bit_v<typename Problem::Out>;
+
+/// The same for these. (One H200, 1 GiB of bfloat16 whose columns begin anywhere, fractions of a copy, read
+/// one by one and so, which is where they are reduced, too: 1000 columns 0.45 and 0.51, 4097 0.45 and 0.53,
+/// 16385 0.49 and 0.58, 65537 0.52 and 0.605, logsumexp of 4097, of half a copy, 0.61 and 0.70. With three
+/// blocks a multiprocessor in place of two 1000 columns 0.50, with outputs of a pair formed together 0.45,
+/// both 0.40. Floats with five or six in place of four 0.05 to 0.15 less, with the hint that x is not needed
+/// again 0.03 to 0.06.)
+template <class Problem>
+__global__ void __launch_bounds__(TwoPassWriters<Problem>::threads, TwoPassWriters<Problem>::blocks)
+    two_pass_tiles_write_pairs_kernel(const __grid_constant__ Problem problem,
+                                      const __grid_constant__ TwoPassScratch<Problem> scratch,
+                                      const __grid_constant__ TwoPassRows lie) {
+  using Out = typename Problem::Out;
+  using Writers = TwoPassWriters<Problem>;
+  using Pairs = PartOfTile<Writers::columns, 2, Problem>;
+  grid_dependency_wait();
+  const RowGeometry& g = problem.geometry;
+  if (g.rows == 0) return;
+  const SliceOfTile slice = scratch.slice();
+  const int slot = static_cast<int>(threadIdx.y);
+  const index_type first_column = static_cast<index_type>(slice.slice) * columns_of_tile<Problem> + slot;
+  const int count = Writers::count_from(first_column, g.columns);
+  const index_type row = static_cast<index_type>(slice.tile) * Writers::rows +
+                         static_cast<int>(threadIdx.x) * 2 -
+                         (lie.begin_anywhere ? Writers::rows_before(problem, slot) : 0);
+  const bool first = row >= 0 && row < g.rows, second = row >= -1 && row + 1 < g.rows;
+  if (count == 0 || !(first || second)) return;
+  Pairs pairs;
+  const index_type distance_of_x = g.x_column_stride * Writers::slots,
+                   distance_of_y = g.y_column_stride * Writers::slots;
+  load_pairs_anywhere<Writers::columns>(problem.x + row + first_column * g.x_column_stride, distance_of_x,
+                                        count, first, second, pairs.held);
+  typename Pairs::Result result[2];
+  result[0] = scratch.results[first ? row : row + 1];
+  result[1] = scratch.results[second ? row + 1 : row];
+  auto* const y = reinterpret_cast<unsigned short*>(problem.y + row + first_column * g.y_column_stride);
+  auto* at = y;
+  const bool at_once = first && second && reinterpret_cast<std::uintptr_t>(y) % 4 == 0;
+  const float unused[2] = {0, 0};
+  pairs.for_outputs(problem.operation, unused, result, count, [&](int k, int, unsigned pair) {
+    if (k == 0) at = y;
+    if (at_once) {
+      *reinterpret_cast<unsigned*>(at) = pair;
+    } else {
+      if (first) at[0] = static_cast<unsigned short>(pair);
+      if (second) at[1] = static_cast<unsigned short>(pair >> 16);
+    }
+    at += distance_of_y;
+  });
+}
+
 struct TwoPassTiles {
   static constexpr const char* name = "two_pass_tiles";
 
@@ -436,12 +505,14 @@ struct TwoPassTiles {
   template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
     // `reserve` launches over no rows: that loads all kernels, which a capture could not do.
-    const bool no_rows = problem.geometry.rows == 0, pairs = rows_come_in_pairs(problem);
+    const bool no_rows = problem.geometry.rows == 0, on_boundaries = rows_come_in_pairs(problem),
+               pairs = on_boundaries || come_in_pairs_anywhere(exec, problem);
     const RowGeometry& g = problem.geometry;
     TwoPassScratch<Problem> scratch(ScratchPool<Kokkos::Cuda::memory_space>::get(exec, bytes(problem)),
                                     g.rows, slices_of_tiles(problem));
     const std::string label = kernel_label(problem.operation, name);
     if constexpr (takes_pairs<Problem>) {
+      scratch.pairs_begin_anywhere = !on_boundaries;
       if (pairs || no_rows) reduce<2>(exec, label, problem, scratch);
     }
     if (!takes_pairs<Problem> || !pairs || no_rows) reduce<1>(exec, label, problem, scratch);
@@ -521,11 +592,14 @@ struct TwoPassTiles {
     if (g.rank > 1) return "rows of several dimensions are read twice at half the speed";
     // (Float 65536 columns 0.69 and 0.63; bfloat16 32768 0.68 and 0.63, 65536 0.59 and 0.64, with a factor
     // 0.65 and 0.47, 0.55 and 0.47, half 0.64 and 0.61, 0.55 and 0.61.)
-    constexpr index_type many_slices = 192;
+    // (One H200, bfloat16 in pairs: 16384 columns 0.62 and 0.59, 32768 0.59 and 0.63; where they do not begin
+    // on boundaries of 32 bytes 2000 0.57 and 0.53, 4096 0.55 and 0.565, 8192 0.52 and 0.57.)
+    constexpr index_type many_slices = writes_pairs<Problem> ? 96 : 192;
     if (by_boxes && columns_begin_at(problem, 32))
       return is_16_bit && !keeps_exponentials && slices > many_slices ? "" : boxes_are_faster;
     // (Float 8192 columns 0.62 and 0.59, 32768 0.57 and 0.61, bfloat16 0.59 both, 0.50 and 0.62.)
-    if (by_boxes) return slices > 32 ? "" : boxes_are_faster;
+    constexpr index_type many_slices_anywhere = writes_pairs<Problem> ? 12 : 32;
+    if (by_boxes) return slices > many_slices_anywhere ? "" : boxes_are_faster;
     // (Bfloat16 whose exponentials are kept in pairs, with a factor: 300 columns 0.32 and 0.29, 1000 0.39 and
     // 0.43, 65536 0.25 and 0.47; on boundaries of pairs 1000 0.46 and 0.43, 8192 0.46 and 0.45, 32768 0.38
     // and 0.47. Half 300 0.32 and 0.38, 65536 0.25 and 0.61.)
@@ -554,9 +628,26 @@ struct TwoPassTiles {
     const index_type rows = problem.geometry.rows + (lie.begin_anywhere ? Writers::sector - 1 : 0),
                      tiles = problem.geometry.rows == 0 ? 0 : ceil_div(rows, Writers::rows);
     scratch.tiles = static_cast<unsigned>(std::max<index_type>(tiles, 1));
-    launch_with_shared<&two_pass_tiles_write_kernel<Problem>>(exec, label + "::write", tiles * scratch.slices,
-                                                              dim3(Writers::lanes, Writers::slots), 0,
+    const index_type blocks = tiles * scratch.slices;
+    const dim3 threads(Writers::lanes, Writers::slots);
+    if constexpr (writes_pairs<Problem>) {
+      if (lie.side_by_side || problem.geometry.rows == 0)
+        launch_with_shared<&two_pass_tiles_write_pairs_kernel<Problem>>(exec, label + "::write", blocks,
+                                                                        threads, 0, problem, scratch, lie);
+      if (lie.side_by_side && problem.geometry.rows > 0) return;
+    }
+    launch_with_shared<&two_pass_tiles_write_kernel<Problem>>(exec, label + "::write", blocks, threads, 0,
                                                               problem, scratch, lie);
+  }
+
+  /// Whether rows are to be reduced in pairs where these do not begin on boundaries. (Microseconds of 2001 x
+  /// 3001, 376 blocks, one by one and so: 17.3 and 19.5.)
+  template <class Problem>
+  static bool come_in_pairs_anywhere(const Kokkos::Cuda& exec, const Problem& problem) {
+    constexpr index_type blocks_of_multiprocessor = 8;
+    return takes_pairs<Problem> && rows_lie(problem).side_by_side &&
+           ceil_div(problem.geometry.rows, 2 * TileBlock<Problem>::lanes) * slices_of_tiles(problem) >=
+               blocks_of_multiprocessor * exec.cuda_device_prop().multiProcessorCount;
   }
 
   template <class Problem>
