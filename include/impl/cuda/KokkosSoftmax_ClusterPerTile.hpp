@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(512, 2) cluster_per_tile_kernel(const __grid_c
   const int slices = static_cast<int>(cluster_nctarank()), slice = static_cast<int>(cluster_ctarank());
   RowsOfThread<together, Problem> mine(problem, lie, blockIdx.x / slices,
                                        static_cast<index_type>(slice) * columns_of_tile<Problem>);
-  mine.load();
+  mine.template load<false>();
   mine.transform();
 
   const int lane = mine.lane, lanes = static_cast<int>(blockDim.x), rows = lanes * Tile::rows_of_thread,
