@@ -506,8 +506,10 @@ TEST_F(CudaSlicedRows, RowsWithTheSameOperandsOneCallAfterTheOther) {
       float* const y = i % 3 == 1 ? c.sums.data() : x;
       EXPECT_TRUE(
           (run_kernel<GridPipelinedRows>(operation, exec, x, y, rows, columns, operands.bias_of_all(i % 4))));
-      if (i % 4 == 3)
-        run_kernel<GridPipelinedRows>(operation, exec, x, y, rows / 4, columns, operands.bias_of_all(1));
+      if (i % 4 == 3) {
+        EXPECT_TRUE((run_kernel<GridPipelinedRows>(operation, exec, x, y, rows / 4, columns,
+                                                   operands.bias_of_all(1))));
+      }
       if (fences) exec.fence();
     }
   };
@@ -801,6 +803,11 @@ TEST_F(CudaSlicedRows, RowsOf16BitsWithMaskAmongFactors) {
     };
     check_operands<bhalf_t, float>(columns, mask_and_factor);
     if (columns == 50257) check_operands<half_t, float>(columns, mask_and_factor);
+    Kokkos::deep_copy(temperature, 1.7f);
+    check_operands<bhalf_t, float>(columns, [&](int layout, std::int64_t rows) {
+      return BoundChain<BoundTemperature<float>, BoundMask<bool>>{{temperature.data(), {}},
+                                                                  operands.bound_mask(layout, rows)};
+    });
   }
   for (const std::int64_t columns : {16385, 50257, 65536}) {
     const Operands<bhalf_t> operands(columns);

@@ -431,12 +431,12 @@ __global__ void __launch_bounds__(TwoPassWriters<Problem>::threads, TwoPassWrite
 template <class Problem>
 inline constexpr bool writes_pairs = takes_pairs<Problem>&& is_16_bit_v<typename Problem::Out>;
 
-/// The same for these. (One H200, 1 GiB of bfloat16 whose columns begin anywhere, fractions of a copy, read
-/// one by one and so, which is where they are reduced, too: 1000 columns 0.45 and 0.51, 4097 0.45 and 0.53,
-/// 16385 0.49 and 0.58, 65537 0.52 and 0.605, logsumexp of 4097, of half a copy, 0.61 and 0.70. With three
-/// blocks a multiprocessor in place of two 1000 columns 0.50, with outputs of a pair formed together 0.45,
-/// both 0.40. Floats with five or six in place of four 0.05 to 0.15 less, with the hint that x is not needed
-/// again 0.03 to 0.06.)
+/// two_pass_tiles_write_kernel for these. (One H200, 1 GiB of bfloat16 whose columns begin anywhere,
+/// fractions of a copy, reduced and written one by one and so: 1000 columns 0.45 and 0.51, 4097 0.45 and
+/// 0.53, 16385 0.49 and 0.58, 65537 0.52 and 0.605, logsumexp of 4097, of half a copy, 0.61 and 0.70. With
+/// three blocks a multiprocessor in place of two 1000 columns 0.50, with outputs of a pair formed together
+/// 0.45, both 0.40. Floats with five or six in place of four 0.05 to 0.15 less, with the hint that x is not
+/// needed again 0.03 to 0.06.)
 template <class Problem>
 __global__ void __launch_bounds__(TwoPassWriters<Problem>::threads, TwoPassWriters<Problem>::blocks)
     two_pass_tiles_write_pairs_kernel(const __grid_constant__ Problem problem,
