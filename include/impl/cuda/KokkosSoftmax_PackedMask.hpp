@@ -3,7 +3,8 @@
 
 /// \file
 /// Masks of bytes on rows of 16 bits that stay as they are in memory: what a mask drops becomes -inf there,
-/// as whoever has the row finds it, and of the transform only the rest is left to apply.
+/// as whoever has the row finds it, and of the transform only the rest is left to apply; where that divides
+/// by a temperature, perhaps coarsely.
 
 #ifndef KOKKOSSOFTMAX_PACKEDMASK_HPP
 #define KOKKOSSOFTMAX_PACKEDMASK_HPP
