@@ -165,7 +165,7 @@ struct ClusterPerTile {
     // (One H200, this kernel and two_pass_tiles, columns that begin anywhere: bfloat16 512 0.515 and 0.505,
     // 600 0.40 and 0.425, 1000 0.465 and 0.515, 2000 0.45 and 0.52; on boundaries of pairs 0.57 and 0.50,
     // 0.45 and 0.46, 0.50 and 0.52, 0.50 and 0.53.)
-    if (is_16_bit && g.rank <= 1 && slices > least_slices) return "pairs of rows are read twice as fast";
+    if (is_16_bit && g.rank <= 1 && slices > least_slices) return "two_pass_tiles has pairs of rows";
     // (One H200, microseconds in a stream, grid_pipelined_tiles and this kernel, columns that begin anywhere:
     // float 1000 x 1025 8.9 and 8.7, 4096 x 65 8.8 and 11.2, 1000 x 8385 42 and 36; bfloat16 8.7 and 12.3, 24
     // and 26, 300 x 27905 34 and 31.)

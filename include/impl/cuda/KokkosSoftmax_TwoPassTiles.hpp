@@ -627,19 +627,20 @@ struct TwoPassTiles {
                     TwoPassScratch<Problem> scratch) {
     using Writers = TwoPassWriters<Problem>;
     const TwoPassRows lie = rows_lie(problem);
+    const bool no_rows = problem.geometry.rows == 0, pairs = writes_pairs<Problem> && lie.side_by_side;
     const index_type rows = problem.geometry.rows + (lie.begin_anywhere ? Writers::sector - 1 : 0),
-                     tiles = problem.geometry.rows == 0 ? 0 : ceil_div(rows, Writers::rows);
+                     tiles = no_rows ? 0 : ceil_div(rows, Writers::rows);
     scratch.tiles = static_cast<unsigned>(std::max<index_type>(tiles, 1));
     const index_type blocks = tiles * scratch.slices;
     const dim3 threads(Writers::lanes, Writers::slots);
     if constexpr (writes_pairs<Problem>) {
-      if (lie.side_by_side || problem.geometry.rows == 0)
+      if (pairs || no_rows)
         launch_with_shared<&two_pass_tiles_write_pairs_kernel<Problem>>(exec, label + "::write", blocks,
                                                                         threads, 0, problem, scratch, lie);
-      if (lie.side_by_side && problem.geometry.rows > 0) return;
     }
-    launch_with_shared<&two_pass_tiles_write_kernel<Problem>>(exec, label + "::write", blocks, threads, 0,
-                                                              problem, scratch, lie);
+    if (!pairs || no_rows)
+      launch_with_shared<&two_pass_tiles_write_kernel<Problem>>(exec, label + "::write", blocks, threads, 0,
+                                                                problem, scratch, lie);
   }
 
   /// Whether rows are to be reduced in pairs where these do not begin on boundaries. (Microseconds of 2001 x
