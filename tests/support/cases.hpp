@@ -44,6 +44,23 @@ KOKKOS_INLINE_FUNCTION bool have_same_bits(const T& a, const T& b) {
   return ks::impl::bits_as<Bits>(a) == ks::impl::bits_as<Bits>(b);
 }
 
+template <class T>
+struct AddIfDifferent {
+  const T *a, *b;
+  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& different) const {
+    different += !have_same_bits(a[i], b[i]);
+  }
+};
+// How many of so many elements in an instance's memory have other bits.
+template <class Exec, class T>
+std::int64_t count_different(const Exec& exec, const T* a, const T* b, std::int64_t count) {
+  std::int64_t different = -1;
+  Kokkos::parallel_reduce("compare",
+                          Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, count),
+                          AddIfDifferent<T>{a, b}, different);
+  return different;
+}
+
 // --- typed tests over the execution spaces -----------------------------------------------------------------
 
 template <class Ignored, class... Spaces>

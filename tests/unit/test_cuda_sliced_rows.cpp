@@ -55,25 +55,6 @@ void fill(const Exec& exec, T* data, std::int64_t rows, std::int64_t columns, st
                        Fill<T>{data, columns, first_row});
 }
 
-struct CountDifferentBytes {
-  const unsigned char *a, *b;
-  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& differences) const {
-    differences += a[i] != b[i];
-  }
-};
-
-template <class T>
-std::int64_t different_bytes(const Exec& exec, const T* a, const T* b, std::int64_t count) {
-  std::int64_t differences = 0;
-  Kokkos::parallel_reduce("compare",
-                          Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(
-                              exec, 0, count * static_cast<int>(sizeof(T))),
-                          CountDifferentBytes{reinterpret_cast<const unsigned char*>(a),
-                                              reinterpret_cast<const unsigned char*>(b)},
-                          differences);
-  return differences;
-}
-
 template <class T>
 void run(Operation operation, const Exec& exec, const T* x, T* y, std::int64_t rows, std::int64_t columns) {
   const Rows<const T> logits(x, rows, columns);
@@ -136,7 +117,7 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
           } catch (const std::invalid_argument&) {
             break;
           }
-          EXPECT_EQ(different_bytes(exec, some.data(), y.data() + offset, few * width), 0)
+          EXPECT_EQ(count_different(exec, some.data(), y.data() + offset, few * width), 0)
               << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << columns << " columns, "
               << few << " rows split, offset " << offset;
         }
@@ -145,7 +126,7 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
           try {
             run(operation, exec, x.data() + offset, some.data(), std::min<std::int64_t>(rows, 264), columns);
             EXPECT_EQ(
-                different_bytes(exec, some.data(), y.data() + offset, std::min<std::int64_t>(rows, 264)), 0)
+                count_different(exec, some.data(), y.data() + offset, std::min<std::int64_t>(rows, 264)), 0)
                 << ks::scalar_name<T>() << ", " << columns << " columns, offset " << offset
                 << ", read by blocks";
           } catch (const std::invalid_argument&) {
@@ -166,7 +147,7 @@ void check_same_bits(std::initializer_list<std::int64_t> lengths) {
                 continue;
               }
               ++ran;
-              EXPECT_EQ(different_bytes(exec, alone, y.data() + offset + row * width, width), 0)
+              EXPECT_EQ(count_different(exec, alone, y.data() + offset + row * width, width), 0)
                   << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << columns
                   << " columns, row " << row << " of " << rows << ", offset " << offset << ", alone by "
                   << kernel << " at " << shift;
@@ -228,7 +209,7 @@ void check_logsumexp_of_rows(std::initializer_list<std::int64_t> lengths) {
         Kokkos::deep_copy(exec, lse, T(-1));
         run(Operation::logsumexp, exec, x.data(), lse.data(), rows, columns);
         const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), lse);
-        EXPECT_EQ(different_bytes(exec, lse.data(), expected.data(), rows), 0)
+        EXPECT_EQ(count_different(exec, lse.data(), expected.data(), rows), 0)
             << ks::scalar_name<T>() << ", " << rows << " x " << columns << " by " << kernel;
         EXPECT_EQ(static_cast<float>(host(rows)), -1)
             << ks::scalar_name<T>() << ", " << rows << " x " << columns << " by " << kernel;
@@ -341,14 +322,14 @@ void check_operands(std::int64_t columns, const Make& make) {
             (run_kernel<GridPipelinedRows>(operation, exec, from, y.data() + 1, rows, columns, transform)));
         std::int64_t different = 0, differently_split = 0;
         if constexpr (std::is_same_v<T, Expected>) {
-          different = different_bytes(exec, y.data() + 1, expected.data(), rows * width);
+          different = count_different(exec, y.data() + 1, expected.data(), rows * width);
         } else {
           Kokkos::parallel_reduce(
               "compare", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, rows * width),
               CountFarApart<T>{y.data() + 1, expected.data()}, different);
         }
         if (run_kernel<SplitRows>(operation, exec, from, split.data(), few, columns, transform))
-          differently_split = different_bytes(exec, split.data(), y.data() + 1, few * width);
+          differently_split = count_different(exec, split.data(), y.data() + 1, few * width);
         EXPECT_TRUE(different == 0 && differently_split == 0)
             << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << columns
             << " columns, layout " << layout << ", offset " << offset << ": " << different << ' '
@@ -445,7 +426,7 @@ void check_rows_alike(std::int64_t columns, std::int64_t rows, const Transform& 
         const std::int64_t here = std::min(some, rows - row);
         const T* const from = x.data() + offset + row * columns;
         const auto expect_same = [&](std::int64_t count, const char* kernel) {
-          EXPECT_EQ(different_bytes(exec, expected.data(), y.data() + 1 + row * width, count * width), 0)
+          EXPECT_EQ(count_different(exec, expected.data(), y.data() + 1 + row * width, count * width), 0)
               << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << columns
               << " columns, from row " << row << " of " << rows << " on, offset " << offset << ", " << kernel;
         };
@@ -514,7 +495,7 @@ TEST_F(CudaSlicedRows, RowsWithTheSameOperandsOneCallAfterTheOther) {
     }
   };
   const auto expect_right = [&](const OfStream& c, const Exec& exec, const char* how) {
-    EXPECT_EQ(different_bytes(exec, c.x.data(), c.expected.data(), count), 0) << how;
+    EXPECT_EQ(count_different(exec, c.x.data(), c.expected.data(), count), 0) << how;
   };
   for (int id = 0; id < 2; ++id) {
     EXPECT_CUDA(cudaStreamCreateWithFlags(&of[id].stream, cudaStreamNonBlocking));
@@ -600,10 +581,10 @@ void check_dropped_ends(std::int64_t columns, const Chain& chain) {
         };
         ASSERT_TRUE(run_spoiled(GridPipelinedRows(), true, expected.data()));
         ASSERT_TRUE(run_spoiled(GridPipelinedRows(), false, y.data()));
-        EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), results), 0)
+        EXPECT_EQ(count_different(exec, y.data(), expected.data(), results), 0)
             << reference::name(operation) << ", " << columns << " columns, offset " << offset;
         if (!run_spoiled(SplitRows(), false, y.data())) continue;
-        EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), results), 0)
+        EXPECT_EQ(count_different(exec, y.data(), expected.data(), results), 0)
             << "split_rows, " << reference::name(operation) << ", " << columns << " columns, offset "
             << offset;
       }
@@ -699,13 +680,13 @@ void check_special_rows(std::int64_t columns, const Transform& transform, const 
                             Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, results),
                             CountFarApart<T>{y.data(), expected.data()}, different);
     EXPECT_EQ(different, 0) << reference::name(operation) << ", " << columns << " columns";
-    EXPECT_EQ(different_bytes(exec, split.data(), y.data(), results), 0)
+    EXPECT_EQ(count_different(exec, split.data(), y.data(), results), 0)
         << reference::name(operation) << ", " << columns << " columns";
     if constexpr (std::is_same_v<Transform, BoundIdentity>) {
       if (operation != Operation::logsumexp) continue;
       EXPECT_TRUE(
           (run_kernel<BlockPerSlicedRow>(operation, exec, x.data(), split.data(), rows, columns, transform)));
-      EXPECT_EQ(different_bytes(exec, split.data(), y.data(), results), 0) << columns << " columns";
+      EXPECT_EQ(count_different(exec, split.data(), y.data(), results), 0) << columns << " columns";
     }
   }
 }
@@ -979,7 +960,7 @@ void check_held_slices(std::int64_t columns, std::int64_t planes, std::int64_t r
       run_by(kernels[0], logits, expected);
       run_by(kernels[1], logits, y);
       const auto differ = [&](const Memory<Out>& result) {
-        return different_bytes(exec, result.data(), expected.data(), static_cast<std::int64_t>(all));
+        return count_different(exec, result.data(), expected.data(), static_cast<std::int64_t>(all));
       };
       const auto what = [&] {
         return std::string(reference::name(operation)) + ' ' + ks::scalar_name<T>() + ", " +
@@ -1052,7 +1033,7 @@ void check_numbers_of_rows(std::int64_t columns, const Transform&... transform) 
           EXPECT_GT(rows, 16) << "refused";
           continue;
         }
-        EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), count + 1), 0)
+        EXPECT_EQ(count_different(exec, y.data(), expected.data(), count + 1), 0)
             << (log ? "log_softmax " : "softmax ") << ks::scalar_name<T>() << ", " << rows << " x " << columns
             << ", offset " << offset;
       }
@@ -1114,7 +1095,7 @@ TEST_F(CudaSlicedRows, RowsThatFillMuchOfTheGrid) {
       const ks::ScopedImplementation forced(kernels[0]);
       run(operation, exec, x.data(), y.data(), rows, columns);
       run(operation, exec, x.data(), x.data(), rows, columns);
-      EXPECT_EQ(different_bytes(exec, x.data(), y.data(), rows * columns), 0)
+      EXPECT_EQ(count_different(exec, x.data(), y.data(), rows * columns), 0)
           << reference::name(operation) << ' ' << columns;
     }
   }
@@ -1145,7 +1126,7 @@ void check_parts_held(std::int64_t columns, const Make& make) {
     };
     run_with(0, {0, 0}, expected.data());
     const auto check = [&](double part, Place off, const T* to) {
-      EXPECT_EQ(different_bytes(exec, to + off.y, expected.data(), rows * columns), 0)
+      EXPECT_EQ(count_different(exec, to + off.y, expected.data(), rows * columns), 0)
           << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << columns << " columns, "
           << part << " of the slots, x off by " << off.x << ", y by " << off.y;
     };
@@ -1248,7 +1229,7 @@ void launch_many_on_two_streams(int launches) {
           if (i % 50 != 0) continue;
           const ks::ScopedImplementation grid(kernels[0]);
           run(Operation::softmax, exec, x.data(), expected.data(), rows, columns);
-          EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), rows * columns), 0)
+          EXPECT_EQ(count_different(exec, y.data(), expected.data(), rows * columns), 0)
               << rows << " x " << columns;
         } catch (const std::invalid_argument&) {
         }
@@ -1300,7 +1281,7 @@ TEST_F(CudaSlicedRows, EachCallSeesTheOneBefore) {
       // Others in turn, so that what is left of those before is not right.
       const auto fill_x = [&](int turn) { fill(exec, x.data(), rows, columns, turn % 2 * rows); };
       const auto expect_right = [&](int turn, const char* how) {
-        EXPECT_EQ(different_bytes(exec, x.data(), expected[turn % 2].data(), count), 0)
+        EXPECT_EQ(count_different(exec, x.data(), expected[turn % 2].data(), count), 0)
             << how << ", " << rows << " x " << columns << ", turn " << turn;
       };
       for (int turn = 0; turn < 2; ++turn) {
@@ -1308,7 +1289,7 @@ TEST_F(CudaSlicedRows, EachCallSeesTheOneBefore) {
         call_all(true);
         Kokkos::deep_copy(exec, expected[turn], x);
       }
-      EXPECT_GT(different_bytes(exec, expected[0].data(), expected[1].data(), count), count);
+      EXPECT_GT(count_different(exec, expected[0].data(), expected[1].data(), count), count);
       for (int turn = 0; turn < 20; ++turn) {
         fill_x(turn);
         call_all(false);
@@ -1370,7 +1351,7 @@ TEST_F(CudaSlicedRows, TwoGraphsReplayedAtOnce) {
   for (Captured& c : captured) {
     EXPECT_CUDA(cudaStreamSynchronize(c.stream));
     const Exec exec;
-    EXPECT_EQ(different_bytes(exec, c.y.data(), c.expected.data(), most), 0);
+    EXPECT_EQ(count_different(exec, c.y.data(), c.expected.data(), most), 0);
     EXPECT_CUDA(cudaGraphExecDestroy(c.graph));
     EXPECT_CUDA(cudaStreamDestroy(c.stream));
   }
@@ -1398,7 +1379,7 @@ TEST_F(CudaSlicedRows, EpochWrapsAround) {
         run(Operation::softmax, exec, x.data(), y.data(), rows, columns);
         exec.fence();
         if (launch % 2) {
-          EXPECT_EQ(different_bytes(exec, y.data(), expected.data(), rows * columns), 0)
+          EXPECT_EQ(count_different(exec, y.data(), expected.data(), rows * columns), 0)
               << kernel << ", launch " << launch;
         }
       }

@@ -414,7 +414,7 @@ TEST(CudaTiles, SameBitsOfTwoPasses) {
 template <class T>
 struct FillColumns {
   T* data;
-  std::int64_t rows, distance;
+  std::int64_t distance;
   KOKKOS_FUNCTION void operator()(std::int64_t i) const {
     const std::int64_t row = i % distance, column = i / distance;
     std::uint64_t z = static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15u;
@@ -425,13 +425,6 @@ struct FillColumns {
     if (row % 1000 == 3 && column == 7) value = Kokkos::Experimental::quiet_NaN_v<float>;
     if (row % 1000 == 4 && column == 100) value = inf;
     data[i] = T(value);
-  }
-};
-template <class T>
-struct CountDifferentColumns {
-  const T *a, *b;
-  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& differences) const {
-    differences += ks::impl::bits_as<unsigned short>(a[i]) != ks::impl::bits_as<unsigned short>(b[i]);
   }
 };
 
@@ -456,7 +449,7 @@ void check_pairs_anywhere(std::int64_t columns) {
                                          static_cast<std::size_t>(distance)));
       };
       Kokkos::parallel_for("fill", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, size),
-                           FillColumns<T>{x.data(), rows, distance});
+                           FillColumns<T>{x.data(), distance});
       for (const auto& [of_x, of_y] : {std::pair{0, 0}, {1, 1}, {0, 1}, {3, 0}}) {
         for (const auto operation : operations) {
           const auto run = [&](const char* implementation, const Memory& to, const Memory& to_sums) {
@@ -467,13 +460,9 @@ void check_pairs_anywhere(std::int64_t columns) {
           run("two_pass_tiles", y, sums);
           run("grid_pipelined_tiles", expected, expected_sums);
           const bool reduces = operation == Operation::logsumexp;
-          std::int64_t different = 0;
-          Kokkos::parallel_reduce(
-              "compare",
-              Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, reduces ? rows : size),
-              CountDifferentColumns<T>{reduces ? sums.data() : y.data(),
-                                       reduces ? expected_sums.data() : expected.data()},
-              different);
+          const std::int64_t different = reduces
+                                             ? count_different(exec, sums.data(), expected_sums.data(), rows)
+                                             : count_different(exec, y.data(), expected.data(), size);
           EXPECT_EQ(different, 0) << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << rows
                                   << " rows of " << columns << ", " << distance << " apart, offsets " << of_x
                                   << " and " << of_y;
@@ -522,13 +511,6 @@ TEST(CudaTiles, SameBitsOfBfloat16) {
   check_bits<bhalf_t>();
 }
 
-struct CountDifferences {
-  const float *a, *b;
-  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& count) const {
-    count += a[i] != b[i] ? 1 : 0;
-  }
-};
-
 // Blocks that wait for each other, on two streams at once and in shapes of all sizes: none waits for ever,
 // and what comes out is what comes out alone.
 TEST(CudaTiles, TwoStreamsAtOnce) {
@@ -560,13 +542,9 @@ TEST(CudaTiles, TwoStreamsAtOnce) {
   Kokkos::fence();
   for (std::size_t shape = 0; shape < std::size(shapes); ++shape) {
     for (std::size_t i = 0; i < 2; ++i) {
-      std::int64_t differences = 0;
       const View a = alone[shape], b = together[2 * shape + i];
-      Kokkos::parallel_reduce("compare",
-                              Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(
-                                  0, static_cast<std::int64_t>(alone[shape].span())),
-                              CountDifferences{alone[shape].data(), together[2 * shape + i].data()},
-                              differences);
+      const std::int64_t differences =
+          count_different(Exec(), a.data(), b.data(), static_cast<std::int64_t>(a.span()));
       EXPECT_EQ(differences, 0) << shape << ", stream " << i;
     }
   }

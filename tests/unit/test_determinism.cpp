@@ -392,15 +392,6 @@ TYPED_TEST(Determinism, OperandsOfManyRowsAtAnyPlace) {
 
 // More rows with operands than a device's L2 holds, which it may read in another way: the bits of the same
 // rows a few at a time.
-template <class T>
-struct CountDifferentElements {
-  const T *a, *b;
-  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& differences) const {
-    const auto* of_a = reinterpret_cast<const unsigned char*>(a + i);
-    const auto* of_b = reinterpret_cast<const unsigned char*>(b + i);
-    for (unsigned byte = 0; byte < sizeof(T); ++byte) differences += of_a[byte] != of_b[byte];
-  }
-};
 template <class T, class Exec, class MakeTransform>
 void check_many_rows_of_operands(std::initializer_list<std::int64_t> lengths,
                                  const MakeTransform& transform_of) {
@@ -430,9 +421,7 @@ void check_many_rows_of_operands(std::initializer_list<std::int64_t> lengths,
     softmax_of(0, rows, y);
     for (std::int64_t part = 0; part < parts; ++part)
       softmax_of(part * rows_of_part, (part + 1) * rows_of_part, expected);
-    std::int64_t differences = -1;
-    Kokkos::parallel_reduce("compare", Range(exec, 0, size),
-                            CountDifferentElements<T>{y.data(), expected.data()}, differences);
+    const std::int64_t differences = count_different(exec, y.data(), expected.data(), size);
     EXPECT_EQ(differences, 0) << ks::scalar_name<T>() << ", " << rows << " rows of " << columns;
   }
 }
