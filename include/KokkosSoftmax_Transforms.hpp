@@ -884,7 +884,9 @@ class SharedDivisor<float> {
   }
   /// By a device, to 1.5 units in the last place, in one instruction, if the divisor
   /// is_positive_and_has_room.
-  KOKKOS_FORCEINLINE_FUNCTION float coarse_quotient(float value) const { return value * reciprocal_; }
+  KOKKOS_FORCEINLINE_FUNCTION float coarse_quotient(float value) const {
+    return rounded_product(value, reciprocal_);  // a maximum's is subtracted from it, and is rounded
+  }
 
  private:
   float divisor_, factor_ = 1, reciprocal_ = 0;

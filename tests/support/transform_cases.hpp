@@ -5,6 +5,7 @@
 #ifndef KOKKOSSOFTMAX_TESTS_TRANSFORM_CASES_HPP
 #define KOKKOSSOFTMAX_TESTS_TRANSFORM_CASES_HPP
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <utility>
@@ -129,6 +130,40 @@ struct Statistics {
         gamma(random_values(scalar, columns, -2, 2, 13)),
         beta(random_values(scalar, columns, -1, 1, 14)) {}
 };
+
+// Rows of 16 bits along an axis of a matrix, each with one logit of some hundreds, far above all others: the
+// logarithm of its probability is 0 but for what a sum of so many may be off by, however coarse products are.
+template <class T, class Exec, class WithTransform>
+void check_dominated_rows(int axis, std::int64_t columns, std::int64_t rows,
+                          const WithTransform& transform_of) {
+  const Exec exec;
+  using View = Kokkos::View<T**, Kokkos::LayoutRight, typename Exec::memory_space>;
+  const View x("x", axis == 0 ? columns : rows, axis == 0 ? rows : columns), y("y", x.extent(0), x.extent(1));
+  const Kokkos::View<float*, typename Exec::memory_space> numbers("numbers", rows);
+  const auto logits = Kokkos::create_mirror_view(x);
+  const auto of_rows = Kokkos::create_mirror_view(numbers);
+  const auto at = [&](const auto& matrix, std::int64_t row, std::int64_t column) -> auto& {
+    return axis == 0 ? matrix(column, row) : matrix(row, column);
+  };
+  for (std::int64_t r = 0; r < rows; ++r) {
+    of_rows(r) = 0.9f + 0.013f * static_cast<float>(r % 97);
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const std::int64_t logit = c == columns / 2 ? 301 + r % 150 : (r * 31 + c * 17) % 101;
+      at(logits, r, c) = T(static_cast<float>(logit));
+    }
+  }
+  Kokkos::deep_copy(x, logits);
+  Kokkos::deep_copy(numbers, of_rows);
+  ks::log_softmax(exec, x, y, ks::axis(axis), transform_of(numbers));
+  exec.fence();
+  const auto result = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), y);
+  const double bound = 4 * 0x1p-24 * std::max(1.0, std::log(static_cast<double>(columns)));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    ASSERT_LE(std::fabs(static_cast<float>(at(result, r, columns / 2))), bound)
+        << ks::scalar_name<T>() << ", row " << r << " of " << rows << ", " << columns << " columns, axis "
+        << axis << ", ran " << ks::last_implementation();
+  }
+}
 
 }  // namespace tests
 

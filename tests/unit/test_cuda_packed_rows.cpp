@@ -65,6 +65,23 @@ TEST(CudaPackedRows, Temperature) {
   }
 }
 
+TEST(CudaPackedRows, LogarithmsOfDominatedRows) {
+  const auto temperatures = [](const auto& numbers) { return ks::temperature(numbers); };
+  for (const auto columns : lengths) {
+    if (columns == 1) continue;  // (no row of a matrix)
+    check_dominated_rows<bhalf_t, Exec>(1, columns, 1001, temperatures);
+    if (columns % 2 == 1) check_dominated_rows<half_t, Exec>(1, columns, 1001, temperatures);
+    check_dominated_rows<bhalf_t, Exec>(1, columns, 1001, [](const auto&) { return ks::scale(0.77); });
+  }
+  // In slices, few rows and many.
+  for (const std::int64_t columns : {20000, 20001, 131072}) {
+    for (const std::int64_t rows : {5, 300}) {
+      check_dominated_rows<bhalf_t, Exec>(1, columns, rows, temperatures);
+      check_dominated_rows<half_t, Exec>(1, columns, rows, temperatures);
+    }
+  }
+}
+
 TEST(CudaPackedRows, Mask) {
   for (const auto columns : lengths) {
     for (const Gaps gaps : all_gaps) {

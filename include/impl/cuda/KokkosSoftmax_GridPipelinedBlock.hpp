@@ -741,6 +741,7 @@ struct GridPipelinedBlock {
     if constexpr (may_overlook_minus_infinity<TransformRow>)
       looks_for_minus_infinity = !stage_keeps_minus_infinity(transform);
     [[maybe_unused]] bool is_coarse = false;
+    [[maybe_unused]] Acc max_of_logits = 0;
     const auto maximum_of_results = [&] {
       auto maximum = Part::Maximum::none();
       in_parts(transform, looks_for_minus_infinity, [&](const Part& part, int begin, auto whole) {
@@ -771,7 +772,6 @@ struct GridPipelinedBlock {
         const Acc max = maximum.of_warp();
         if (Kokkos::fabs(max) < Part::most_rounded_maximum) return max;
       }
-      Acc max_of_logits = 0;
       const auto join_logits = [&]<class Logits>(std::type_identity<Logits> logits, const auto& row,
                                                  const auto& use) {
         auto maximum = Logits::Maximum::none();
@@ -814,6 +814,7 @@ struct GridPipelinedBlock {
     };
     const Acc max = find_maximum();
     const auto exponential = Part::exponential_below(max);
+    [[maybe_unused]] Acc correction = Part::correction_below(max);
     [[maybe_unused]] const bool writes_exponentials =
         in.use == SliceUse::hold && keeps_exponentials(problem.operation, shape);
     auto sum = ShareSum<Acc>::none();
@@ -853,7 +854,8 @@ struct GridPipelinedBlock {
       if constexpr (divides_coarsely<Problem>) {
         if (is_coarse) {
           using Logits = PartOfSlice<RowsProblem<In, Out, BoundIdentity>>;
-          const ExponentialOfCoarseQuotient of_logit(transform, max);
+          const auto of_logit = ExponentialOfCoarseQuotient::below(transform, max_of_logits);
+          correction = of_logit.correction(max_of_logits);
           in_parts_of(
               std::type_identity<Logits>{}, BoundIdentity::Row{}, true,
               [&](const Logits& part, int begin, auto whole) { add_with(of_logit, part, begin, whole); });
@@ -871,6 +873,7 @@ struct GridPipelinedBlock {
     if constexpr (may_drop_ends && (has_logits || has_exponentials)) {
       if (has_logits || writes_exponentials) write_dropped(in, slice, warp, single, writes_exponentials);
     }
+    if constexpr (divides_coarsely<Problem>) return Part::share(max, sum.of_warp(), correction);
     return Part::share(max, sum.of_warp());
   }
 

@@ -262,10 +262,13 @@ struct PartOfSlice {
     for (Held& h : held) h -= value;
   }
 
-  /// The (max, sum) of a whole share.
+  /// The (max, sum) of a whole share. `correction`: what sums have to be multiplied by.
   __device__ static PartialSoftmax<Acc> share(Acc max, const ShareSum<Acc>& sum) {
+    return share(max, sum, correction_below(max));
+  }
+  __device__ static PartialSoftmax<Acc> share(Acc max, const ShareSum<Acc>& sum, Acc correction) {
     PartialSoftmax<Acc> result{finite_maximum(max), sum.exact()};
-    result.sum.scale(correction_below(max));
+    result.sum.scale(correction);
     if (max != result.max) result.sum = ExactSum<Acc>::of(max != max ? nan_v<Acc> : infinity_v<Acc>);
     return result;
   }
@@ -406,11 +409,24 @@ __device__ __forceinline__ bool maximum_of_quotients(const Temperature& temperat
 struct ExponentialOfCoarseQuotient {
   float scale, offset;
 
-  /// `log_sum`: the binary logarithm of what they are divided by.
+  /// Below that of the logits, uncorrected.
   template <class Temperature>
-  __device__ ExponentialOfCoarseQuotient(const Temperature& temperature, float max, float log_sum = 0)
-      : scale(temperature.coarse(ExponentialBelow<float>::log2e)),
-        offset(fmaf(max, ExponentialBelow<float>::log2e, log_sum)) {}
+  __device__ static ExponentialOfCoarseQuotient below(const Temperature& temperature, float max_of_logits) {
+    const float scale = temperature.coarse(ExponentialBelow<float>::log2e);
+    return {scale, rounded_product(max_of_logits, scale)};
+  }
+  /// What sums of these have to be multiplied by, so that the largest is 1: the logarithm of a sum next to 1
+  /// shows what is missing.
+  __device__ float correction(float max_of_logits) const {
+    return ex2_approx_ftz(-fmaf(max_of_logits, scale, -offset));
+  }
+  /// As outputs. `max`: of the quotients, `log_sum`: the binary logarithm of what they are divided by.
+  template <class Temperature>
+  __device__ static ExponentialOfCoarseQuotient divided(const Temperature& temperature, float max,
+                                                        float log_sum) {
+    return {temperature.coarse(ExponentialBelow<float>::log2e),
+            fmaf(max, ExponentialBelow<float>::log2e, log_sum)};
+  }
   __device__ float operator()(float logit) const { return ex2_approx_ftz(fmaf(logit, scale, -offset)); }
 };
 
@@ -513,8 +529,7 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
       use([&](Acc value) { return this->log_softmax(temperature.coarse(value)); });
     } else {
       static_assert(sum_in_exponent);
-      const ExponentialOfCoarseQuotient exponential(temperature, this->max, this->log_sum);
-      use(exponential);
+      use(ExponentialOfCoarseQuotient::divided(temperature, this->max, this->log_sum));
     }
   }
 

@@ -81,6 +81,11 @@ struct SplitRowLogits {
   }
   /// Makes of the maximum of a share that of its logits, and gives the exponential of what is there.
   __device__ auto exponential_below(Acc& max) const { return PartOfSlice<Problem>::exponential_below(max); }
+  /// The (max, sum) of a share whose exponentials these are.
+  template <class Exponential>
+  __device__ static PartialSoftmax<Acc> share(Acc max, const ShareSum<Acc>& sum, const Exponential&) {
+    return PartOfSlice<Problem>::share(max, sum);
+  }
   /// Calls use with the function from what is there to its output.
   template <class Use>
   __device__ void with_output(const SlicedRowResult<Problem>& row_result, const Use& use) const {
@@ -101,6 +106,7 @@ requires(divides_coarsely<Problem>) struct SplitRowLogits<Problem> {
     const SplitRowLogits& logits;
     bool is_coarse;
     ExponentialOfCoarseQuotient of_logit;
+    Acc correction;
     ExponentialBelow<Acc> below;
     __device__ Acc uncorrected(Acc value) const {
       if (is_coarse) return of_logit(value);
@@ -126,9 +132,18 @@ requires(divides_coarsely<Problem>) struct SplitRowLogits<Problem> {
     }
   }
   __device__ Exponential exponential_below(Acc& max) const {
+    using Part = PartOfSlice<Problem>;
     bool is_coarse = false;
+    const Acc of_logits = max;
     if (stay) (void)maximum_of_quotients(temperature, max, is_coarse);
-    return {*this, is_coarse, {temperature, max}, PartOfSlice<Problem>::exponential_below(max)};
+    const auto of_logit = ExponentialOfCoarseQuotient::below(temperature, of_logits);
+    return {*this, is_coarse, of_logit,
+            is_coarse ? of_logit.correction(of_logits) : Part::correction_below(max),
+            Part::exponential_below(max)};
+  }
+  __device__ static PartialSoftmax<Acc> share(Acc max, const ShareSum<Acc>& sum,
+                                              const Exponential& exponential) {
+    return PartOfSlice<Problem>::share(max, sum, exponential.correction);
   }
   template <class Use>
   __device__ void with_output(const SlicedRowResult<Problem>& row_result, const Use& use) const {
@@ -206,8 +221,8 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
     }
     PartialWords<Acc>* const words = call.workspace.template partials<Acc>() + position * words_of_split_row;
     if (part == 0 && lane == 0) {
-      PartialWords<Acc>::publish(words + share * most_slices_of_split_row + slice, Part::share(max, sum),
-                                 tag);
+      PartialWords<Acc>::publish(words + share * most_slices_of_split_row + slice,
+                                 logits.share(max, sum, exponential_of), tag);
     }
     // One warp, which then passes it on: the more poll the same words, the longer it takes.
     if (warp == warps - 1) {
