@@ -410,72 +410,12 @@ TEST(CudaTiles, SameBitsOfTwoPasses) {
   check_bits_of_two_passes<double, Exec>({129, 200, 257, 300, 512, 1000, 2049, 3584, 4353, 20001});
 }
 
-// Logits of a matrix by columns, with rows of -inf, NaN and infinities.
-template <class T>
-struct FillColumns {
-  T* data;
-  std::int64_t distance;
-  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
-    const std::int64_t row = i % distance, column = i / distance;
-    std::uint64_t z = static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    float value = static_cast<float>(z >> 40) * 0x1p-20f - 8.0f;
-    const float inf = Kokkos::Experimental::infinity_v<float>;
-    if (row % 1000 == 1 || (row % 1000 == 2 && column < 200)) value = -inf;
-    if (row % 1000 == 3 && column == 7) value = Kokkos::Experimental::quiet_NaN_v<float>;
-    if (row % 1000 == 4 && column == 100) value = inf;
-    data[i] = T(value);
-  }
-};
-
-// So many rows of 16 bits that they are reduced in pairs where these do not begin on boundaries, by columns
-// that are an odd and an even distance apart, in x and y alike or not; the last row may have no other. All of
-// y, also what lies between columns, is that of the kernel with the same bits.
-template <class T>
-void check_pairs_anywhere(std::int64_t columns) {
-  using Memory = Kokkos::View<T*, Kokkos::CudaSpace>;
-  using View = Kokkos::View<T**, Kokkos::LayoutStride, Kokkos::CudaSpace>;
-  const Exec exec;
-  const std::int64_t slices = (columns + 255) / 256;
-  const std::int64_t many = 64 * 8 * exec.cuda_device_prop().multiProcessorCount / slices + 77;
-  for (const std::int64_t rows : {many | 1, many + (many & 1)}) {
-    for (const std::int64_t distance : {rows, rows + 1}) {
-      const std::int64_t size = distance * columns + 8;
-      const Memory x("x", size), y("y", size), expected("expected", size), sums("lse", rows),
-          expected_sums("expected lse", rows);
-      const auto matrix = [&](const Memory& memory, std::int64_t offset) {
-        return View(memory.data() + offset,
-                    Kokkos::LayoutStride(static_cast<std::size_t>(rows), 1, static_cast<std::size_t>(columns),
-                                         static_cast<std::size_t>(distance)));
-      };
-      Kokkos::parallel_for("fill", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, size),
-                           FillColumns<T>{x.data(), distance});
-      for (const auto& [of_x, of_y] : {std::pair{0, 0}, {1, 1}, {0, 1}, {3, 0}}) {
-        for (const auto operation : operations) {
-          const auto run = [&](const char* implementation, const Memory& to, const Memory& to_sums) {
-            Kokkos::deep_copy(exec, to, T(7.0f));
-            const ks::ScopedImplementation forced(implementation);
-            call(operation, exec, matrix(x, of_x), matrix(to, of_y), to_sums, 1);
-          };
-          run("two_pass_tiles", y, sums);
-          run("grid_pipelined_tiles", expected, expected_sums);
-          const bool reduces = operation == Operation::logsumexp;
-          const std::int64_t different = reduces
-                                             ? count_different(exec, sums.data(), expected_sums.data(), rows)
-                                             : count_different(exec, y.data(), expected.data(), size);
-          EXPECT_EQ(different, 0) << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << rows
-                                  << " rows of " << columns << ", " << distance << " apart, offsets " << of_x
-                                  << " and " << of_y;
-        }
-      }
-    }
-  }
-}
+// So many rows of 16 bits that they are reduced in pairs where these do not begin on boundaries.
 TEST(CudaTiles, PairsThatBeginAnywhere) {
   if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
   for (const std::int64_t columns : {257, 300, 600, 1024, 4097}) {
-    check_pairs_anywhere<bhalf_t>(columns);
-    check_pairs_anywhere<half_t>(columns);
+    check_bits_of_pairs<bhalf_t, Exec>("two_pass_tiles", "grid_pipelined_tiles", columns);
+    check_bits_of_pairs<half_t, Exec>("two_pass_tiles", "grid_pipelined_tiles", columns);
   }
 }
 

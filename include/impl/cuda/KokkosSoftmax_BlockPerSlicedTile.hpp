@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(1024, 1)
       problem.geometry, static_cast<index_type>(blockIdx.x) * rows + lane,
       static_cast<index_type>(slice) * columns_of_tile<Problem> + slot * Readers::columns_of_thread);
   Mine mine;
+  mine.load_operands(problem, place);
   mine.read(problem, place);
   const bool softmax = problem.operation == Operation::softmax;
   Acc max[1];
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(1024, 1)
     if (slice == 0 && slot == 0) write_logsumexp(problem, place, result);
     return;
   }
-  if constexpr (has_transform_v<Problem> && Result::keeps_packed_exponentials) {
+  if constexpr (makes_logits<Problem> && Result::keeps_packed_exponentials) {
     // (As other kernels leave them in the place of x.)
     if (softmax) {
 #pragma unroll
@@ -170,11 +171,17 @@ struct BlockPerSlicedTile {
     if (problem.operation == Operation::logsumexp) return several_are_faster;
     // (GELU, bfloat16 300 columns 0.44 both, 1000 0.70 and 0.47, half 0.31 and 0.49, 0.52 and 0.51; that
     // begin anywhere bfloat16 0.28 and 0.42, 0.36 and 0.42.)
-    if constexpr (has_transform_v<Problem>)
+    if constexpr (makes_logits<Problem>)
       return by_boxes && (keeps_exponentials || !few) ? boxes_are_faster : "";
     // (Bfloat16 300 columns 0.73 and 0.50, that begin anywhere 0.45 and 0.57, 1000 0.57 and 0.46; images of
     // 13 x 13 300 0.35 and 0.56, 1000 0.47 and 0.54.)
     if (by_boxes) return boxes_are_faster;
+    // (Bfloat16 that begins anywhere, two_pass_tiles and this kernel, one H200: a factor 400 columns 0.40 and
+    // 0.49, 512 0.505 and 0.40, a temperature 0.34 and 0.435, 0.44 and 0.37, a mask 0.33 and 0.34, 0.43 and
+    // 0.40.)
+    constexpr index_type few_columns = 448;
+    if (has_transform_v<Problem> && problem.geometry.rank <= 1 && problem.geometry.columns > few_columns)
+      return several_are_faster;
     return few || problem.geometry.rank > 1 ? "" : several_are_faster;
   }
 };

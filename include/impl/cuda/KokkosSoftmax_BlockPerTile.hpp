@@ -30,13 +30,14 @@ __global__ void __launch_bounds__(512, 2) block_per_tile_kernel(const __grid_con
                                    (static_cast<index_type>(blockIdx.x) * lanes + lane) * rows_of_lane,
                                    static_cast<index_type>(slot) * columns_of_thread);
   Mine mine;
+  mine.load_operands(problem, place);
   mine.read(problem, place);
   mine.transform(problem, place);
   const bool softmax = problem.operation == Operation::softmax;
   Acc max[rows_of_lane];
   Result result[rows_of_lane];
   if (slots == 1) {
-    Mine::maxima(mine.top(), max);
+    mine.maxima(mine.top(), max);
 #pragma unroll
     for (int v = 0; v < rows_of_lane; ++v)
       result[v] = Result(problem.operation, max[v], mine.sum(max[v], v, softmax));

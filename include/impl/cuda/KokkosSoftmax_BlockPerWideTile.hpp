@@ -184,13 +184,9 @@ struct RowsOfThread {
   }
 
   __device__ void transform() {
-    if constexpr (has_transform_v<Problem>) {
-#pragma unroll
-      for (int p = 0; p < parts; ++p) {
-        if (p * step < left)
-          part[p].transform(problem, typename Part::Place(problem.geometry, first + p * step, first_column));
-      }
-    }
+    for (Part& p : part) p.find_factor(problem);
+    // (Operands loaded before would take registers that there are not.)
+    for_each_part([&](Part& part, const auto& place) { part.template transform<false>(problem, place); });
   }
 
   /// Adds what this thread has of its rows to tallies that were cleared, place(p, v) those of a row; by all
@@ -200,7 +196,7 @@ struct RowsOfThread {
 #pragma unroll
     for (int p = 0; p < parts; ++p) {
       float max[rows_of_part];
-      Part::maxima(part[p].top(), max);
+      part[p].maxima(part[p].top(), max);
 #pragma unroll
       for (int v = 0; v < rows_of_part; ++v) tallies.raise_top(place(p, v), max[v]);
     }
@@ -288,6 +284,18 @@ struct RowsOfThread {
   }
 
  private:
+  /// use(part, place) of those whose rows are there, if there is a transform.
+  template <class Use>
+  __device__ void for_each_part(const Use& use) {
+    if constexpr (has_transform_v<Problem>) {
+#pragma unroll
+      for (int p = 0; p < parts; ++p) {
+        if (p * step < left)
+          use(part[p], typename Part::Place(problem.geometry, first + p * step, first_column));
+      }
+    }
+  }
+
   using BitsOfPut = std::conditional_t<sizeof(Put) == 2, unsigned short, unsigned>;
   __device__ static unsigned bits_of(const Put& output) {
     return bits_as<BitsOfPut>(output);
@@ -413,7 +421,7 @@ __global__ void __launch_bounds__(512, 2)
     float max[rows_of_part];
     typename Tile::Result result[rows_of_part];
     if (slots == 1) {
-      Part::maxima(mine.part[p].top(), max);
+      mine.part[p].maxima(mine.part[p].top(), max);
 #pragma unroll
       for (int v = 0; v < rows_of_part; ++v)
         result[v] = typename Tile::Result(operation, max[v], mine.part[p].sum(max[v], v, softmax));
@@ -512,6 +520,19 @@ struct BlockPerWideTile {
                writes_rows = problem.operation != Operation::logsumexp;
     if (is_16_bit && columns > WideTile<Problem>::columns && columns <= BlockPerTile::usual_columns)
       return "a thread can have all columns of a row";
+    if constexpr (has_transform_v<Problem> && stays_packed<Problem>) {
+      // (Bfloat16, likewise: a temperature 256 columns 0.66 and 0.57, 64 0.78 and 0.555, 33 0.57 and 0.44,
+      // that begin anywhere 0.43 and 0.31, 0.535 and 0.32, 0.43 and 0.33; a mask 0.67 and 0.59, 0.76 and
+      // 0.60, 0.59 and 0.48, but 5 columns 0.34 and 0.48; with both 0.27 and 0.26; but a factor 0.70 and
+      // 0.80, 0.85 and 0.83, 0.64 and 0.66, that begin anywhere 0.46 and 0.56, 0.59 and 0.55, 0.47 and 0.45.)
+      using Parts = PartsOfChain<typename Problem::Transform>;
+      constexpr bool is_factor = std::is_same_v<typename Problem::Transform, BoundScale>,
+                     has_both = Parts::temperatures != 0 && Parts::masks != 0;
+      constexpr index_type some_columns = 64;
+      if (has_both ||
+          (columns > WideTile<Problem>::columns && !(is_factor && (vectors || columns > some_columns))))
+        return "a pair in each thread leaves it registers";
+    }
     if constexpr (WideTile<Problem>::rows_of_part == 1) {
       // (Float with a bias for all rows 5 columns 0.34 and 0.71, 100 0.76 and 0.82, but 16 0.92 and 0.84,
       // where they begin anywhere 5 0.34 and 0.59, 33 0.74 and 0.68; with one as large as x, of which a

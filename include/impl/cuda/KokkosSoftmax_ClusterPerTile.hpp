@@ -31,7 +31,7 @@ namespace KokkosSoftmax::impl {
 template <class Problem>
 struct SharedClusterTile : TalliesOfRows {
   using Result = ResultOfTileRow<Problem>;
-  static constexpr int shares = has_transform_v<Problem> ? ReductionPlan::shares : 1;
+  static constexpr int shares = makes_logits<Problem> ? ReductionPlan::shares : 1;
   PartialSoftmax<float>* partials;
   Result* results;
 

@@ -85,10 +85,17 @@ struct SharedRing {
   SliceOfTile to_join_to[slots];
   SliceOfTile next;
   unsigned next_ticket;
+
+  /// Temperatures of rows that stay packed, which whoever has a slice come brings along: those that reduce it
+  /// and form its outputs would wait for them. (One H200, bfloat16 4096 x 65536, fraction of a copy: read by
+  /// these 0.55, so 0.64.)
+  static constexpr bool has_temperatures =
+      stays_packed<Problem> && PartsOfChain<typename Problem::Transform>::temperatures != 0;
+  float temperatures[slots][has_temperatures ? rows : 1];
 };
 
 /// The slots hold slices while they are on their way and while they wait, [column][lane].
-template <int rows_of_lane, class Problem, bool has_transform = has_transform_v<Problem>>
+template <int rows_of_lane, class Problem, bool transforms = makes_logits<Problem>>
 struct SharedTiles : SharedRing<rows_of_lane, Problem> {
   using Ring = SharedRing<rows_of_lane, Problem>;
   using Acc = typename Problem::Acc;
@@ -152,6 +159,30 @@ struct TilesOfBlock {
   __device__ unsigned draw() const {
     return static_cast<unsigned>(atomicAdd(&call.workspace.header->next_ticket, 1ull));
   }
+  /// A row of a tile. Those that are not there have numbers from that of all rows on.
+  template <bool boxes>
+  __device__ index_type row_of(unsigned tile, int row) const {
+    if constexpr (boxes) {
+      // Tiles do not go on in the next dimension.
+      const unsigned outer = tile / call.boxes.tiles_of_inner;
+      const RowGeometry& g = call.problem.geometry;
+      const index_type inner = g.extent[g.rank - 1],
+                       in_inner =
+                           static_cast<index_type>(tile - outer * call.boxes.tiles_of_inner) * rows + row;
+      return in_inner < inner ? outer * inner + in_inner : g.rows;
+    }
+    return static_cast<index_type>(tile) * rows + row;
+  }
+  template <bool boxes>
+  __device__ void bring_temperature(int slot, const SliceOfTile& slice, int row) const {
+    if constexpr (Shared::has_temperatures) {
+      const RowGeometry& g = call.problem.geometry;
+      const index_type position = row_of<boxes>(slice.tile, row);
+      if (position < g.rows)
+        shared.temperatures[slot][row] =
+            Mine::Scale::number_of(call.problem.transform.at_row(g.row(position).index));
+    }
+  }
   /// By one thread: a slice that is on its way to a slot. Where it is the last of those that are joined, what
   /// others tell of these can be joined by now.
   __device__ void comes(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
@@ -200,17 +231,7 @@ struct MoverOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   /// Of this thread's columns in a slice, from a row of the tile on.
   template <class Place>
   __device__ Place place(const SliceOfTile& of, int row) const {
-    index_type first_row = static_cast<index_type>(of.tile) * rows + row;
-    if constexpr (boxes) {
-      // Tiles do not go on in the next dimension.
-      const unsigned outer = of.tile / call.boxes.tiles_of_inner;
-      const RowGeometry& g = call.problem.geometry;
-      const index_type inner = g.extent[g.rank - 1],
-                       in_inner =
-                           static_cast<index_type>(of.tile - outer * call.boxes.tiles_of_inner) * rows + row;
-      first_row = in_inner < inner ? outer * inner + in_inner : g.rows;
-    }
-    return {call.problem.geometry, first_row,
+    return {call.problem.geometry, Base::template row_of<boxes>(of.tile, row),
             static_cast<index_type>(of.slice) * columns_of_tile<Problem> +
                 slot_of_thread * Block::columns_of_thread};
   }
@@ -224,6 +245,7 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
   using Mover::call;
   using Mover::lane;
   using Mover::reduces;
+  using Mover::rows;
   using Mover::shared;
   using Mover::slot_of_thread;
   using Mover::softmax;
@@ -249,6 +271,7 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
 
   __device__ void fetch(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
     if (thread == 0) this->comes(slot, slice, to_join);
+    if (thread < rows) this->template bring_temperature<boxes>(slot, slice, thread);
     const Place at = place(slice);
     if constexpr (Shared::copies) {
       const char* from = reinterpret_cast<const char*>(Mine::first_of_x(call.problem, at));
@@ -289,11 +312,25 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
     }
   }
 
+  __device__ void find_scale(int slot, const Place& at, Mine& mine) const {
+    if constexpr (Shared::has_temperatures) {
+#pragma unroll
+      for (int v = 0; v < rows_of_lane; ++v)
+        mine.scale[v] = typename Mine::Scale(shared.temperatures[slot][lane * rows_of_lane + v]);
+    } else {
+      mine.find_scale(call.problem, at);
+    }
+  }
+
   /// Reduces a slice and tells of it.
   __device__ void reduce(int slot) const {
     const SliceOfTile slice = shared.slice[slot];
     Mine mine;
-    take(slot, place(slice), mine);
+    const Place at = place(slice);
+    take(slot, at, mine);
+    mine.drop(call.problem, at);
+    find_scale(slot, at, mine);
+    if ((mine.turn() || Mine::Dropped::any) && !reduces) put(slot, mine);
     Acc max[rows_of_lane];
     const SharedTile<rows_of_lane, Problem> of_tile(shared.sums, Block::lanes, Block::slots);
     of_tile.reduce(
@@ -324,6 +361,7 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
     } else {
       Mine mine;
       get(slot, mine);
+      find_scale(slot, place(slice), mine);
       if constexpr (boxes && Mover::stores_boxes) {
         mine.for_outputs(
             call.problem.operation, max, result, columns,
@@ -417,7 +455,7 @@ struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
       Mine mine;
       make(slot, v, place(slice, v), mine);
       Acc max[1];
-      Mine::maxima(mine.top(), max);
+      mine.maxima(mine.top(), max);
       shared.maxima[slot][slot_of_thread][row(v)] = max[0];
       shared.sums[slot_of_thread][row(v)] = mine.sum(max[0], 0, softmax);
       if constexpr (has_room) {
@@ -485,11 +523,10 @@ struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
 /// All slices that a block draws.
 template <bool boxes, int rows_of_lane, class Problem>
 struct MoversOfTiles
-    : std::conditional_t<has_transform_v<Problem>, WorkOnTransformedTiles<boxes, rows_of_lane, Problem>,
+    : std::conditional_t<makes_logits<Problem>, WorkOnTransformedTiles<boxes, rows_of_lane, Problem>,
                          WorkOnTiles<boxes, rows_of_lane, Problem>> {
-  using Work =
-      std::conditional_t<has_transform_v<Problem>, WorkOnTransformedTiles<boxes, rows_of_lane, Problem>,
-                         WorkOnTiles<boxes, rows_of_lane, Problem>>;
+  using Work = std::conditional_t<makes_logits<Problem>, WorkOnTransformedTiles<boxes, rows_of_lane, Problem>,
+                                  WorkOnTiles<boxes, rows_of_lane, Problem>>;
   using Work::all;
   using Work::barrier;
   using Work::call;
@@ -615,8 +652,11 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   using Base::slots;
   using typename Base::Shared;
 
-  /// The other lanes are there for masks.
-  static constexpr bool has_operands = operands_of<typename Problem::Transform> != 0;
+  /// The other lanes are there for masks and temperatures.
+  static constexpr bool has_operands = operands_of<typename Problem::Transform> != 0,
+                        has_lanes = has_operands || Shared::has_temperatures;
+  /// Of what has come to a slot.
+  static constexpr int arrivals = Shared::has_temperatures ? 2 : 1;
   int lane;
 
   __device__ explicit CopierOfTiles(const Base& base)
@@ -673,11 +713,20 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   __device__ unsigned draw() const {
     unsigned ticket = 0;
     if (lane == 0) ticket = Base::draw();
-    if constexpr (has_operands) ticket = __shfl_sync(0xffffffffu, ticket, 0);
+    if constexpr (has_lanes) ticket = __shfl_sync(0xffffffffu, ticket, 0);
     return ticket;
   }
 
-  /// By one thread or, has_operands, by all.
+  __device__ void bring_temperatures(int slot, const SliceOfTile& slice) const {
+    if constexpr (Shared::has_temperatures) {
+#pragma unroll
+      for (int row = lane; row < rows; row += 32) this->template bring_temperature<true>(slot, slice, row);
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&shared.full[slot]);
+    }
+  }
+
+  /// By one thread or, has_lanes, by all.
   __device__ void run() const {
     RingCursor at, to_join;
     int in_use = 0;
@@ -697,12 +746,13 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
       if (!more) {
         if (lane == 0) {
           this->end(next, ticket, to_join);
-          mbarrier_arrive(&shared.full[next]);
+          for (int i = 0; i < arrivals; ++i) mbarrier_arrive(&shared.full[next]);
         }
         break;
       }
       const SliceOfTile slice = call.slice(ticket);
       if (lane == 0) load(next, slice, to_join);
+      bring_temperatures(next, slice);
       prefetch_masks(slice);
       ++in_use;
     }
@@ -857,7 +907,7 @@ __global__ void __launch_bounds__(TileBlock<Problem>::all_threads(boxes), 2)
   call.workspace.clear_before_first_epoch(epoch);
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Shared::slots; ++slot) {
-      mbarrier_init(&shared.full[slot], 1);
+      mbarrier_init(&shared.full[slot], CopierOfTiles<rows_of_lane, Problem>::arrivals);
       mbarrier_init(&shared.told[slot], 1);
       mbarrier_init(&shared.known[slot], 1);
       mbarrier_init(&shared.written[slot], TileBlock<Problem>::threads);
@@ -875,7 +925,7 @@ __global__ void __launch_bounds__(TileBlock<Problem>::all_threads(boxes), 2)
     case warps_of_movers + 1:
       return JoinerOfTiles<rows_of_lane, Problem>(block).run();
     case warps_of_movers + 2:
-      if (CopierOfTiles<rows_of_lane, Problem>::has_operands || threadIdx.x % 32 == 0)
+      if (CopierOfTiles<rows_of_lane, Problem>::has_lanes || threadIdx.x % 32 == 0)
         CopierOfTiles<rows_of_lane, Problem>(block).run();
       return;
     default:
@@ -915,7 +965,7 @@ struct GridPipelinedTiles {
   static void run(const Exec& exec, const Problem& problem) {
     // `reserve` launches over no rows: that loads all kernels, which a capture could not do.
     const bool no_rows = problem.geometry.rows == 0, pairs = rows_come_in_pairs(problem);
-    if constexpr (has_transform_v<Problem>) {
+    if constexpr (makes_logits<Problem>) {
       launch_rows<most_rows_of_lane<Problem>>(exec, problem);
     } else {
       if constexpr (takes_pairs<Problem>) {

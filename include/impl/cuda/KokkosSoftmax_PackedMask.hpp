@@ -212,6 +212,19 @@ struct MaskBytes {
     const unsigned bytes = *reinterpret_cast<const unsigned short*>(at);
     return masked<T>(pair, prmt(kept_in_first_bit(bytes), 0, 0x9988));
   }
+  /// The same by its two bytes as_numbers of 16 bits, subnormal ones. (Two instructions less; but with this
+  /// for applied_to_pair contiguous rows of bfloat16 in slices, 65536 columns with a mask as large as x, have
+  /// 0.98 of a copy on one H200 where they have 0.99.)
+  template <class T>
+  __device__ static unsigned applied_as_numbers(unsigned pair, unsigned numbers) {
+    return masked<T>(pair, __hne2_mask(bits_as<__half2>(numbers), bits_as<__half2>(0u)));
+  }
+  __device__ static unsigned as_numbers(unsigned bytes) {
+    return prmt(bytes, 0, 0x4140);
+  }
+  __device__ static unsigned as_numbers(unsigned first, unsigned second) {
+    return prmt(first, second, 0x5410);
+  }
   template <class T>
   __device__ uint4 applied(const uint4& vector) const {
     unsigned pair[4] = {vector.x, vector.y, vector.z, vector.w};

@@ -26,6 +26,13 @@ __device__ __forceinline__ float lg2_approx_ftz(float x) {
   return y;
 }
 
+/// rcp.approx.ftz.f32 ("Floating Point Instructions: rcp"): 1/x to a unit in the last place.
+__device__ __forceinline__ float rcp_approx_ftz(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// max.NaN.f32 ("Floating Point Instructions: max"): NaN where one of the two is NaN.
 __device__ __forceinline__ float max_nan(float a, float b) {
   float c;

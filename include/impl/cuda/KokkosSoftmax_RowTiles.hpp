@@ -10,12 +10,13 @@
 /// A row's maximum is exact, and its sum of exponentials formed of a few columns each, which their indices
 /// decide, in fixed point (ShareSum; double: in the order of columns): how many lanes and threads there are
 /// moves no bits. What a transform makes of logits is summed in the same way whatever it is, so that a chain
-/// that is known at run time gives the bits of one that is known before.
+/// that is known at run time gives the bits of one that is known before. (Rows of 16 bits that stay packed
+/// are summed in other ways; for their chains the C interface has kernels of its own.)
 
 #ifndef KOKKOSSOFTMAX_ROWTILES_HPP
 #define KOKKOSSOFTMAX_ROWTILES_HPP
 
-#include <impl/cuda/KokkosSoftmax_SlicedRows.hpp>
+#include <impl/cuda/KokkosSoftmax_PackedTiles.hpp>
 
 namespace KokkosSoftmax::impl {
 
@@ -30,14 +31,14 @@ index_type slices_of_tiles(const Problem& problem) {
   return ceil_div(problem.geometry.columns, columns_of_tile<Problem>);
 }
 
-template <class Problem>
-inline constexpr bool has_transform_v = !std::is_same_v<typename Problem::Transform, BoundIdentity>;
-
-/// What decides how logits are summed and outputs formed: types, and whether there is a transform.
+/// What decides how logits are summed and outputs formed: types, and whether there is a transform, or a
+/// product of what stays packed.
 template <class Problem>
 using ReducedAs =
-    std::conditional_t<has_transform_v<Problem>,
-                       RowsProblem<typename Problem::In, typename Problem::Out, BoundScale>, Problem>;
+    RowsProblem<typename Problem::In, typename Problem::Out,
+                std::conditional_t<
+                    makes_logits<Problem>, BoundScale,
+                    std::conditional_t<multiplies_packed<Problem>, BoundTemperature<float>, BoundIdentity>>>;
 template <class Problem>
 using ResultOfTileRow = SlicedRowResult<ReducedAs<Problem>>;
 
@@ -86,11 +87,11 @@ struct ResultOfWholeRow : ResultOfTileRow<Problem> {
 
 /// Whether a thread takes rows of 16 bits in pairs.
 template <class Problem>
-inline constexpr bool takes_pairs = PartOfSlice<ReducedAs<Problem>>::packed;
+inline constexpr bool takes_pairs = stays_packed<Problem>;
 
 /// Whether it takes two one after the other.
 template <class Problem>
-inline constexpr bool transforms_pairs = has_transform_v<Problem> && sizeof(typename Problem::In) == 2;
+inline constexpr bool transforms_pairs = makes_logits<Problem> && sizeof(typename Problem::In) == 2;
 
 /// Whether two rows at a time are neighbours that lie on a boundary of pairs in x and y.
 template <class Problem>
@@ -123,56 +124,23 @@ bool columns_begin_at(const Problem& problem, index_type bytes) {
          (problem.operation == Operation::logsumexp || begin(problem.y, problem.geometry.y_column_stride));
 }
 
-/// use(k) for the first `count` of so many columns. Where all are there, without a predicate for each.
-template <int columns, class Use>
-__device__ __forceinline__ void for_columns(int count, const Use& use) {
-  if (count == columns) {
-#pragma unroll
-    for (int k = 0; k < columns; ++k) use(k);
-  } else {
-#pragma unroll
-    for (int k = 0; k < columns; ++k) {
-      if (k < count) use(k);
-    }
-  }
-}
-
 /// Reads two rows of 16 bits that lie side by side, of which one may not be there, in the first `count` of so
 /// many columns at a distance, wherever these begin; -inf for what is not there.
 template <int columns, class In>
 __device__ __forceinline__ void load_pairs_anywhere(const In* x, index_type distance, int count, bool first,
                                                     bool second, unsigned (&pair)[columns]) {
   constexpr unsigned nothing = PackedPair<In>::minus_infinities;
-  const auto* at = reinterpret_cast<const unsigned short*>(x);
-  const auto read_one_by_one = [&](int k) {
-    unsigned low = nothing, high = nothing;
-    if (first) low = at[0];
-    if (second) high = at[1];
-    pair[k] = __byte_perm(low, high, 0x5410);
-    at += distance;
-  };
-  const auto read_at_once = [&](int k) {
-    pair[k] = *reinterpret_cast<const unsigned*>(at);
-    at += distance;
-  };
 #pragma unroll
   for (unsigned& p : pair) p = nothing;
-  const bool both = first && second, on_boundary = reinterpret_cast<std::uintptr_t>(x) % 4 == 0;
-  // (Of two columns an odd distance apart one begins on a boundary.)
-  if (both && distance % 2 != 0) {
-    const auto every_other = [&](auto odd) {
-      for_columns<columns>(count, [&](int k) { k % 2 == odd.value ? read_at_once(k) : read_one_by_one(k); });
-    };
-    if (on_boundary) {
-      every_other(std::integral_constant<int, 0>{});
-    } else {
-      every_other(std::integral_constant<int, 1>{});
-    }
-  } else if (both && on_boundary) {
-    for_columns<columns>(count, read_at_once);
-  } else {
-    for_columns<columns>(count, read_one_by_one);
-  }
+  for_pairs_anywhere<columns>(
+      reinterpret_cast<const unsigned short*>(x), distance, count, first && second,
+      [&](int k, const unsigned short* at) { pair[k] = *reinterpret_cast<const unsigned*>(at); },
+      [&](int k, const unsigned short* at) {
+        unsigned low = nothing, high = nothing;
+        if (first) low = at[0];
+        if (second) high = at[1];
+        pair[k] = __byte_perm(low, high, 0x5410);
+      });
 }
 
 /// Where a thread's part of a tile lies.
@@ -234,12 +202,18 @@ struct PartOfTile {
   using Out = typename Problem::Out;
   using Acc = typename Problem::Acc;
   static constexpr bool pairs = rows == 2;
-  static_assert(!pairs || Part::packed);
+  static_assert(!pairs || stays_packed<Problem>);
   /// As it comes from memory, and as it stays until it is written.
   using Raw = std::conditional_t<pairs, unsigned, std::conditional_t<sizeof(In) == 2, unsigned short, In>>;
   using Held = std::conditional_t<pairs, unsigned, Acc>;
 
   Held held[columns];
+  /// Of rows that stay packed, with a transform.
+  using Scale = RowScale<typename Problem::Transform, multiplies_packed<Problem>>;
+  using Dropped = std::conditional_t<stays_packed<Problem>,
+                                     DroppedOfRows<typename Problem::Transform, rows, columns>, NoneDropped>;
+  Scale scale[rows];
+  Dropped dropped;
 
   /// -inf, in place of columns that are not there.
   __device__ static Raw nothing() {
@@ -305,15 +279,112 @@ struct PartOfTile {
     }
   }
 
-  /// Makes logits, one row's, what the softmax is of. Nothing, if there is no transform.
-  __device__ void transform(const Problem& problem, const Place& place) {
-    if constexpr (has_transform_v<Problem>) {
-      static_assert(rows == 1);
-      if (place.count == 0) return;
-      const auto stage = prepared_stage<Acc>(problem.transform.at_row(place.row(problem.geometry).index),
-                                             place.first_column);
-      transform_columns<1>(stage, place.first_column, place.count, held);
+  /// The numbers of rows to a transform; of a row that is not there, the other one's.
+  struct Numbers {
+    index_type of[rows];
+
+    __device__ Numbers(index_type only) requires(rows == 1) : of{only} {}
+    __device__ Numbers(const RowGeometry& g, const Place& place) : of{place.row(g).index} {
+      if constexpr (pairs) of[1] = place.first_row + 1 < g.rows ? g.row(place.first_row + 1).index : of[0];
     }
+    /// Of rows of one dimension.
+    __device__ Numbers(const RowGeometry& g, index_type first, index_type last) : of{g.row(first).index} {
+      of[rows - 1] = g.row(last).index;
+    }
+  };
+
+  /// Not of one row and many columns: their logits leave no registers for it.
+  static constexpr bool loads_operands = Dropped::any && (pairs || columns <= 16);
+  /// For transform(), before the logits are read: what their registers are for afterwards.
+  __device__ void load_operands(const Problem& problem, const Place& place) {
+    if constexpr (loads_operands) {
+      if (place.count != 0)
+        load_operands<1>(problem, Numbers(problem.geometry, place), place.first_column, place.count);
+    }
+  }
+  template <int distance>
+  __device__ void load_operands(const Problem& problem, const Numbers& number, index_type first_column,
+                                int count) {
+    if constexpr (loads_operands) {
+      with_rows(problem, number,
+                [&](const auto& row) { dropped.template load<distance>(row, first_column, count); });
+    }
+  }
+
+  /// Makes logits, one row's, what the softmax is of; of rows that stay packed, drops what is to be dropped,
+  /// and finds what the others are multiplied by. True if what is held is not what it was.
+  /// `loaded`: by load_operands().
+  template <bool loaded = loads_operands>
+  __device__ bool transform(const Problem& problem, const Place& place) {
+    find_factor(problem);
+    if constexpr (has_transform_v<Problem>) {
+      if (place.count != 0)
+        return transform<1, loaded>(problem, Numbers(problem.geometry, place), place.first_column,
+                                    place.count);
+    }
+    return false;
+  }
+  /// The same of columns so far apart, one at least.
+  template <int distance, bool loaded = loads_operands>
+  __device__ bool transform(const Problem& problem, const Numbers& number, index_type first_column,
+                            int count) {
+    if constexpr (makes_logits<Problem>) {
+      static_assert(rows == 1);
+      const auto stage = prepared_stage<Acc>(problem.transform.at_row(number.of[0]), first_column);
+      transform_columns<distance>(stage, first_column, count, held);
+      return true;
+    } else if constexpr (has_transform_v<Problem>) {
+      find_factor(problem);
+      with_rows(problem, number, [&](const auto& row) {
+        if constexpr (Dropped::any)
+          dropped.template drop<distance, In, loaded>(row, first_column, count, held);
+        scale_by(row);
+      });
+      return turn() || Dropped::any;
+    } else {
+      return false;
+    }
+  }
+  /// The parts of that. Drops what is to be dropped:
+  __device__ void drop(const Problem& problem, const Place& place) {
+    if constexpr (Dropped::any) {
+      if (place.count == 0) return;
+      with_rows(problem, Numbers(problem.geometry, place), [&](const auto& row) {
+        dropped.template drop<1, In, false>(row, place.first_column, place.count, held);
+      });
+    }
+  }
+  /// The factor of all rows. (Behind a branch that asks whether rows are there each would have its own.)
+  __device__ void find_factor([[maybe_unused]] const Problem& problem) {
+    if constexpr (multiplies_packed<Problem> && !Scale::reads_number) {
+#pragma unroll
+      for (Scale& of_row : scale) of_row = Scale(problem.transform.at_row(0));
+    }
+  }
+  /// Finds what rows are multiplied by:
+  __device__ void find_scale(const Problem& problem, const Place& place) {
+    find_factor(problem);
+    if constexpr (Scale::reads_number)
+      with_rows(problem, Numbers(problem.geometry, place), [&](const auto& row) { scale_by(row); });
+  }
+  /// Of rows that ask for it, turns what is held. True if it does.
+  __device__ bool turn() {
+    if constexpr (multiplies_packed<Problem>) {
+      bool turns = false;
+#pragma unroll
+      for (const auto& of_row : scale) turns = turns || of_row.turns_values();
+      if (!turns) return false;
+#pragma unroll
+      for (int k = 0; k < columns; ++k) {
+        if constexpr (pairs) {
+          held[k] = rounded_pair<In>(scale[0].turned(value(k, 0)), scale[1].turned(value(k, 1)));
+        } else {
+          held[k] = scale[0].turned(held[k]);
+        }
+      }
+      return true;
+    }
+    return false;
   }
 
   __device__ Acc value(int k, int row) const {
@@ -338,25 +409,40 @@ struct PartOfTile {
       return maximum_or_nan(a, b);
     }
   }
-  /// At least -largest.
-  __device__ static void maxima(Held top, Acc (&max)[rows]) {
+  /// Of logits, from those of what is held; at least -largest.
+  __device__ void maxima(Held top, Acc (&max)[rows]) const {
     if constexpr (pairs) {
-      max[0] = maximum_or_nan(PackedPair<In>::low(top), -largest_v<Acc>);
-      max[1] = maximum_or_nan(PackedPair<In>::high(top), -largest_v<Acc>);
+      max[0] = PackedPair<In>::low(top);
+      max[1] = PackedPair<In>::high(top);
     } else {
-      max[0] = maximum_or_nan(top, -largest_v<Acc>);
+      max[0] = top;
+    }
+#pragma unroll
+    for (int v = 0; v < rows; ++v) {
+      if constexpr (multiplies_packed<Problem>) max[v] = scale[v].of_maximum(max[v]);
+      max[v] = maximum_or_nan(max[v], -largest_v<Acc>);
     }
   }
 
   /// Of a row's exponentials below its maximum in the tile, which are left in the registers where the
   /// outputs of a softmax are made of them.
   __device__ ShareSum<Acc> sum(Acc max, int row, [[maybe_unused]] bool softmax) {
-    const auto exponential = Part::exponential_below(max);
-    if constexpr (Part::unpacked) {
+    [[maybe_unused]] const auto exponential = Part::exponential_below(max);
+    if constexpr (multiplies_packed<Problem>) {
+      const Scale& of_row = scale[row];
+      // (Not by ExponentialOfCoarseQuotient: whoever adds these sums up does not know its correction.)
+      if (of_row.is_coarse(max))
+        return sum_by([&](Acc value) { return exponential(of_row.coarse(value)); }, row, softmax);
+      return sum_by([&](Acc value) { return exponential.uncorrected(of_row(value)); }, row, softmax);
+    } else if constexpr (Part::unpacked) {
       // (Whether the maximum is subtracted first is asked once: instructions are what 16 bits wait for.)
-      if (!exponential.subtracts_first()) return sum_by<false>(exponential, row, softmax);
+      if (!exponential.subtracts_first()) return sum_by(exponential, row, softmax);
+      return sum_by([&](Acc value) { return exponential.uncorrected(value); }, row, softmax);
+    } else if constexpr (Part::packed) {
+      return sum_by(exponential, row, softmax);
+    } else {
+      return sum_by([&](Acc value) { return exponential.uncorrected(value); }, row, softmax);
     }
-    return sum_by<true>(exponential, row, softmax);
   }
 
   /// What is put into y: of pairs of rows with 16 bits both.
@@ -376,7 +462,21 @@ struct PartOfTile {
           continue;
         }
       }
-      result[v].with_output([&](const auto& output) { outputs_of_row(v, count, put, output); });
+      with_output(v, result[v], [&](const auto& output) { outputs_of_row(v, count, put, output); });
+    }
+  }
+  /// Calls use with the function from what is held of a row to an output.
+  template <class ResultOfRow, class Use>
+  __device__ void with_output(int row, const ResultOfRow& result, const Use& use) const {
+    if constexpr (multiplies_packed<Problem>) {
+      const auto& of_row = scale[row];
+      if (of_row.is_coarse(result.max)) {
+        result.with_output_of_quotients(of_row, use);
+      } else {
+        result.with_output_of(of_row, use);
+      }
+    } else {
+      result.with_output(use);
     }
   }
 
@@ -397,8 +497,27 @@ struct PartOfTile {
   }
 
  private:
-  template <bool subtracts>
-  __device__ ShareSum<Acc> sum_by(const typename Part::Exponential& exponential, int row,
+  /// use(objects of the rows).
+  template <class Use>
+  __device__ static void with_rows(const Problem& problem, const Numbers& number, const Use& use) {
+    using Row = decltype(problem.transform.at_row(0));
+    if constexpr (pairs) {
+      const Row row[rows] = {problem.transform.at_row(number.of[0]), problem.transform.at_row(number.of[1])};
+      use(row);
+    } else {
+      const Row row[rows] = {problem.transform.at_row(number.of[0])};
+      use(row);
+    }
+  }
+  template <class Row>
+  __device__ void scale_by([[maybe_unused]] const Row (&row)[rows]) {
+    if constexpr (Scale::reads_number) {
+#pragma unroll
+      for (int v = 0; v < rows; ++v) scale[v] = Scale(row[v]);
+    }
+  }
+  template <class SomeExponential>
+  __device__ ShareSum<Acc> sum_by(const SomeExponential& exponential, int row,
                                   [[maybe_unused]] bool softmax) {
     auto sum = ShareSum<Acc>::none();
     constexpr int few = is_16_bit_v<Out> ? 8 : 4;
@@ -408,11 +527,7 @@ struct PartOfTile {
       Acc e[few];
 #pragma unroll
       for (int j = 0; j < few; ++j) {
-        if constexpr (Part::packed) {
-          e[j] = exponential(value(k + j, row));
-        } else {
-          e[j] = subtracts ? exponential.uncorrected(value(k + j, row)) : exponential(value(k + j, row));
-        }
+        e[j] = exponential(value(k + j, row));
         if constexpr (Result::keeps_exponentials) {
           // (Where there is a transform, whoever stores them rounds them.)
           if (softmax) held[k + j] = e[j];
@@ -504,7 +619,7 @@ struct SharedTile {
     barrier();
 #pragma unroll 8
     for (int t = 0; t < slots; ++t) top = Mine::larger(top, tops[t * lanes + lane]);
-    Mine::maxima(top, max);
+    mine.maxima(top, max);
 #pragma unroll
     for (int v = 0; v < rows_of_lane; ++v) {
       if (slot == 0) maxima[first + v] = max[v];

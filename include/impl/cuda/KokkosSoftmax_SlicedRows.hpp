@@ -514,12 +514,26 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
         use([offset](Acc value) { return ex2_approx_ftz(fmaf(value, log2e, -offset)); });
         return;
       }
-      use([this](Acc value) { return ex2_approx_ftz(fmaf(value - this->max, log2e, -this->log_sum)); });
+      use([this](Acc value) { return output_below(value); });
     } else {
       const ExponentialBelow<Acc> exponential(this->max);
       const Acc scale = exponential.correction * this->factor;
       use([&](Acc value) { return exponential.uncorrected(value) * scale; });
     }
+  }
+
+  /// The same from a value to the output of what a function makes of it. (Whether fewer instructions would do
+  /// is not asked.)
+  template <class Function, class Use>
+  __device__ void with_output_of(const Function& function, const Use& use) const {
+    if (this->operation != Operation::softmax) {
+      use([&](Acc value) { return this->log_softmax(function(value)); });
+    } else {
+      use([&](Acc value) { return output_below(function(value)); });
+    }
+  }
+  __device__ Acc output_below(Acc value) const requires(sum_in_exponent) {
+    return ex2_approx_ftz(fmaf(value - this->max, ExponentialBelow<Acc>::log2e, -this->log_sum));
   }
 
   /// The same from a value to the output of its quotient, which is coarse.

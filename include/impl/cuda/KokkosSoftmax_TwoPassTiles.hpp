@@ -10,7 +10,8 @@
 /// memory to another, of whichever rows lie there: a sector that two warps write a part of each is read
 /// first. (4095 x 65536 floats on one H100, 32 rows by a warp each 1.59 ms, 4096 x 65536 0.78.)
 ///
-/// Rows of 16 bits that lie side by side, without a transform, go in pairs, wherever columns begin.
+/// Rows of 16 bits that lie side by side go in pairs, wherever columns begin, if they stay packed (see
+/// KokkosSoftmax_PackedTiles.hpp).
 
 #ifndef KOKKOSSOFTMAX_TWOPASSTILES_HPP
 #define KOKKOSSOFTMAX_TWOPASSTILES_HPP
@@ -29,7 +30,7 @@ struct TwoPassScratch {
   using Result = ResultOfTileRow<Problem>;
   using Partial = PartialSoftmax<Acc>;
   /// Maxima of a slice that exponentials are below, where a softmax is made of these.
-  static constexpr int shares = has_transform_v<Problem> ? ReductionPlan::shares : 1;
+  static constexpr int shares = makes_logits<Problem> ? ReductionPlan::shares : 1;
   /// Those of slices are in their partial results.
   static constexpr bool has_maxima = Result::keeps_exponentials && shares > 1;
 
@@ -68,13 +69,13 @@ __device__ __forceinline__ void reduce_slice_of_tile(PartOfTile<columns, rows_of
   using Readers = TileBlock<Problem>;
   using Mine = PartOfTile<columns, rows_of_lane, Problem>;
   using Acc = typename Problem::Acc;
-  if constexpr (has_transform_v<Problem>) {
+  mine.transform(problem, place);
+  if constexpr (makes_logits<Problem>) {
     // By shares.
     static_assert(rows_of_lane == 1 && Readers::slots == ReductionPlan::shares);
     __shared__ Acc maxima[most_groups][Readers::slots][Readers::lanes];
     __shared__ ShareSum<Acc> sums[most_groups][Readers::slots][Readers::lanes];
-    mine.transform(problem, place);
-    Mine::maxima(mine.top(), max);
+    mine.maxima(mine.top(), max);
     maxima[group][slot][lane] = max[0];
     sums[group][slot][lane] = mine.sum(max[0], 0, softmax);
     __syncthreads();
@@ -93,8 +94,17 @@ __device__ __forceinline__ void reduce_slice_of_tile(PartOfTile<columns, rows_of
   }
 }
 
+/// Blocks that reduce on a multiprocessor, at least, where the compiler would find other registers; 0: it
+/// finds them. (Pairs of bfloat16 4097 x 65535 on one H200, fraction of a copy: a factor without it 0.52,
+/// four 0.53; a temperature 0.415, three 0.445, four 0.425; a mask two 0.41, three 0.44, four 0.41.)
 template <int rows_of_lane, class Problem>
-__global__ void __launch_bounds__(TileBlock<Problem>::threads)
+inline constexpr int blocks_that_reduce = [] {
+  if (rows_of_lane == 1 || !has_transform_v<Problem>) return 0;
+  return std::is_same_v<typename Problem::Transform, BoundScale> ? 4 : 3;
+}();
+
+template <int rows_of_lane, class Problem>
+__global__ void __launch_bounds__(TileBlock<Problem>::threads, blocks_that_reduce<rows_of_lane, Problem>)
     two_pass_tiles_reduce_kernel(const __grid_constant__ Problem problem,
                                  const __grid_constant__ TwoPassScratch<Problem> scratch) {
   using Readers = TileBlock<Problem>;
@@ -111,6 +121,7 @@ __global__ void __launch_bounds__(TileBlock<Problem>::threads)
       problem.geometry, first_row + lane * rows_of_lane,
       static_cast<index_type>(slice.slice) * columns_of_tile<Problem> + slot * Readers::columns_of_thread);
   Mine mine;
+  mine.load_operands(problem, place);
   if constexpr (rows_of_lane == 2) {
     if (scratch.pairs_begin_anywhere) {
       mine.read_anywhere(problem, place);
@@ -233,6 +244,7 @@ struct TwoPassWriter {
   using Result = typename Scratch::Result;
   using Writers = TwoPassWriters<Problem>;
   using Part = PartOfSlice<ReducedAs<Problem>>;
+  using OneRow = PartOfTile<Writers::columns, 1, Problem>;
   static constexpr int columns = Writers::columns, rows_of_lane = Writers::rows_of_lane,
                        sector = Writers::sector, shares = Scratch::shares;
 
@@ -257,7 +269,7 @@ struct TwoPassWriter {
   int count;  ///< of columns
   bool exists[rows_of_lane];
   RowGeometry::Row row[rows_of_lane];
-  Acc value[rows_of_lane][columns];
+  OneRow part[rows_of_lane];
 
   __device__ TwoPassWriter(const Problem& problem_, const Scratch& scratch_, const TwoPassRows& lie_,
                            Shared& shared_)
@@ -283,20 +295,25 @@ struct TwoPassWriter {
   }
 
   __device__ void load() {
+#pragma unroll
+    for (int v = 0; v < rows_of_lane; ++v) {
+      if (exists[v] && count != 0)
+        part[v].template load_operands<Writers::slots>(problem, row[v].index, first_column, count);
+    }
     const index_type begin = first_column * problem.geometry.x_column_stride,
                      distance = problem.geometry.x_column_stride * Writers::slots;
 #pragma unroll
     for (int v = 0; v < rows_of_lane; ++v) {
 #pragma unroll
-      for (int k = 0; k < columns; ++k) value[v][k] = -infinity_v<Acc>;
+      for (int k = 0; k < columns; ++k) part[v].held[k] = -infinity_v<Acc>;
     }
     if constexpr (rows_of_lane == 2 && sizeof(In) == 2) {
       const In* at = problem.x + row[0].x_offset + begin;
       if (has_pair() && reinterpret_cast<std::uintptr_t>(at) % (2 * sizeof(In)) == 0) {
         for_columns<columns>(count, [&](int k) {
           const unsigned pair = *reinterpret_cast<const unsigned*>(at);
-          value[0][k] = PackedPair<In>::low(pair);
-          value[1][k] = PackedPair<In>::high(pair);
+          part[0].held[k] = PackedPair<In>::low(pair);
+          part[1].held[k] = PackedPair<In>::high(pair);
           at += distance;
         });
         return;
@@ -307,7 +324,7 @@ struct TwoPassWriter {
       if (!exists[v]) continue;
       const In* at = problem.x + row[v].x_offset + begin;
       for_columns<columns>(count, [&](int k) {
-        value[v][k] = load_as<Acc>(*at);
+        part[v].held[k] = load_as<Acc>(*at);
         at += distance;
       });
     }
@@ -345,8 +362,7 @@ struct TwoPassWriter {
 #pragma unroll
       for (int v = 0; v < rows_of_lane; ++v) {
         if (!exists[v]) continue;
-        const auto stage = prepared_stage<Acc>(problem.transform.at_row(row[v].index), first_column);
-        transform_columns<Writers::slots>(stage, first_column, count, value[v]);
+        part[v].template transform<Writers::slots>(problem, row[v].index, first_column, count);
       }
     }
   }
@@ -357,13 +373,13 @@ struct TwoPassWriter {
       const int of_row = first + v + sector;
       if constexpr (Result::keeps_exponentials) {
         if (problem.operation == Operation::softmax) {
-          scale_exponentials(value[v], of_row);
+          scale_exponentials(part[v].held, of_row);
           continue;
         }
       }
-      shared.results[of_row].with_output([&](const auto& output) {
+      part[v].with_output(0, shared.results[of_row], [&](const auto& output) {
 #pragma unroll
-        for (int k = 0; k < columns; ++k) value[v][k] = output(value[v][k]);
+        for (int k = 0; k < columns; ++k) part[v].held[k] = output(part[v].held[k]);
       });
     }
   }
@@ -375,7 +391,7 @@ struct TwoPassWriter {
       Out* at = problem.y + row[0].y_offset + begin;
       if (has_pair() && reinterpret_cast<std::uintptr_t>(at) % (2 * sizeof(Out)) == 0) {
         for_columns<columns>(count, [&](int k) {
-          *reinterpret_cast<unsigned*>(at) = rounded_pair<Out>(value[0][k], value[1][k]);
+          *reinterpret_cast<unsigned*>(at) = rounded_pair<Out>(part[0].held[k], part[1].held[k]);
           at += distance;
         });
         return;
@@ -386,7 +402,7 @@ struct TwoPassWriter {
       if (!exists[v]) continue;
       Out* at = problem.y + row[v].y_offset + begin;
       for_columns<columns>(count, [&](int k) {
-        *at = store_as<Out>(value[v][k]);
+        *at = store_as<Out>(part[v].held[k]);
         at += distance;
       });
     }
@@ -405,7 +421,7 @@ struct TwoPassWriter {
 #pragma unroll
       for (int k = share * of_share; k < (share + 1) * of_share; ++k) {
         const Acc e = exponential.uncorrected(logits[k]);
-        logits[k] = (has_transform_v<Problem> ? Result::kept(e) : e) * factor;
+        logits[k] = (makes_logits<Problem> ? Result::kept(e) : e) * factor;
       }
     }
   }
@@ -460,13 +476,18 @@ __global__ void __launch_bounds__(TwoPassWriters<Problem>::threads, TwoPassWrite
   const bool first = row >= 0 && row < g.rows, second = row >= -1 && row + 1 < g.rows;
   if (count == 0 || !(first || second)) return;
   Pairs pairs;
+  // (Of a row that is not there the other one's operands.)
+  const index_type first_there = first ? row : row + 1, last_there = second ? row + 1 : row;
+  const typename Pairs::Numbers number(g, first_there, last_there);
+  pairs.template load_operands<Writers::slots>(problem, number, first_column, count);
   const index_type distance_of_x = g.x_column_stride * Writers::slots,
                    distance_of_y = g.y_column_stride * Writers::slots;
   load_pairs_anywhere<Writers::columns>(problem.x + row + first_column * g.x_column_stride, distance_of_x,
                                         count, first, second, pairs.held);
+  pairs.template transform<Writers::slots>(problem, number, first_column, count);
   typename Pairs::Result result[2];
-  result[0] = scratch.results[first ? row : row + 1];
-  result[1] = scratch.results[second ? row + 1 : row];
+  result[0] = scratch.results[first_there];
+  result[1] = scratch.results[last_there];
   auto* const y = reinterpret_cast<unsigned short*>(problem.y + row + first_column * g.y_column_stride);
   auto* at = y;
   const bool at_once = first && second && reinterpret_cast<std::uintptr_t>(y) % 4 == 0;
@@ -560,7 +581,7 @@ struct TwoPassTiles {
   static std::string_view advice_where_rows_can_wait(const Exec& exec, const Problem& problem) {
     using In = typename Problem::In;
     using Out = typename Problem::Out;
-    constexpr bool has_transform = has_transform_v<Problem>, is_16_bit = sizeof(In) == 2,
+    constexpr bool has_transform = makes_logits<Problem>, is_16_bit = sizeof(In) == 2,
                    keeps_exponentials = ResultOfTileRow<Problem>::keeps_exponentials;
     constexpr const char* boxes_are_faster = "boxes of columns, read once, are faster";
     const RowGeometry& g = problem.geometry;
