@@ -1289,7 +1289,7 @@ TEST_F(CudaSlicedRows, EachCallSeesTheOneBefore) {
         call_all(true);
         Kokkos::deep_copy(exec, expected[turn], x);
       }
-      EXPECT_GT(count_different(exec, expected[0].data(), expected[1].data(), count), count);
+      EXPECT_GT(count_different(exec, expected[0].data(), expected[1].data(), count), count / 2);
       for (int turn = 0; turn < 20; ++turn) {
         fill_x(turn);
         call_all(false);
