@@ -41,7 +41,7 @@ struct FactorOfRow {
   float number;
   __device__ explicit FactorOfRow(float factor) : number(factor) {}
   __device__ float operator()(float value) const { return rounded_product(value, number); }
-  __device__ float coarse(float value) const { return rounded_product(value, number); }
+  __device__ float coarse(float value) const { return (*this)(value); }
   /// What a factor that is 0, or not finite, does to a value.
   __device__ static float turn(float factor) { return factor; }
 };
@@ -78,7 +78,12 @@ struct RowScale<Transform, true> {
   static constexpr bool reads_number = PartsOfChain<Transform>::factors == 0;
   template <class Row>
   __device__ static float number_of(const Row& row) {
-    return number_of(std::type_identity<Transform>{}, row);
+    const auto product = without_mask_and_ends<Transform>(row);
+    if constexpr (reads_number) {
+      return *product.temperature;
+    } else {
+      return static_cast<float>(product.f->factor);
+    }
   }
 
   /// Whether values are to be turned first: these are 0, infinite or NaN then, or negated; -inf stays.
@@ -95,25 +100,6 @@ struct RowScale<Transform, true> {
   __device__ float of_maximum(float max) const {
     const float product = coarse(max);
     return is_coarse(product) ? product : number(max);
-  }
-
- private:
-  template <class Bound, class Row>
-  __device__ static float number_of(std::type_identity<Bound>, const Row& row) {
-    if constexpr (std::is_same_v<Bound, BoundScale>) {
-      return static_cast<float>(row.f->factor);
-    } else {
-      static_assert(std::is_same_v<Bound, BoundTemperature<float>>);
-      return *row.temperature;
-    }
-  }
-  template <class A, class B, class Row>
-  __device__ static float number_of(std::type_identity<BoundChain<A, B>>, const Row& row) {
-    if constexpr (PartsOfChain<A>::factors + PartsOfChain<A>::temperatures != 0) {
-      return number_of(std::type_identity<A>{}, row.a);
-    } else {
-      return number_of(std::type_identity<B>{}, row.b);
-    }
   }
 };
 
