@@ -16,6 +16,12 @@
 
 namespace tests {
 
+// Whether a device has clusters, which cluster_per_tile needs, and what grid_pipelined_tiles does.
+template <class Exec>
+bool has_clusters() {
+  return Exec().cuda_device_prop().major >= 9;
+}
+
 // Some logits -inf; a row of nothing else, one with NaN, one with +inf, and one with a thread's share and
 // more of -inf.
 inline Case tile_case(Scalar in, std::vector<std::int64_t> extents, int axis) {

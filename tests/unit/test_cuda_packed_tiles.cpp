@@ -16,10 +16,6 @@ namespace {
 using namespace tests;
 using Exec = Kokkos::Cuda;
 
-bool has_grid_pipelined_tiles() {
-  return Exec().cuda_device_prop().major >= 9;
-}
-
 // Of a thread that has all of a row, of several; of slices that are filled and that are not.
 const std::int64_t lengths[] = {1, 5, 8, 16, 17, 100, 256, 257, 300, 512, 1025};
 
@@ -211,7 +207,7 @@ void check_bits(const char* implementation, const char* whose_bits, std::int64_t
   }
 }
 TEST(CudaPackedTiles, SameBitsOfTwoPasses) {
-  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
   for (const std::int64_t columns : {257, 600, 4097}) {
     check_bits<bhalf_t>("two_pass_tiles", "grid_pipelined_tiles", columns);
   }

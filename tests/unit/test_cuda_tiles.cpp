@@ -19,10 +19,6 @@ namespace {
 using namespace tests;
 using Exec = Kokkos::Cuda;
 
-bool has_grid_pipelined_tiles() {
-  return Exec().cuda_device_prop().major >= 9;
-}
-
 // Of sums another one may be.
 template <class T>
 void expect_implementation(std::int64_t columns, std::int64_t rows, const char* expected,
@@ -58,7 +54,7 @@ std::int64_t many_rows() {
 // By length and type, never by the number of rows, but between the two that give each other's bits.
 TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   const char *const twice = "two_pass_tiles", *const in_block = "block_per_sliced_tile";
-  const char* const sliced = has_grid_pipelined_tiles() ? "grid_pipelined_tiles" : twice;
+  const char* const sliced = has_clusters<Exec>() ? "grid_pipelined_tiles" : twice;
   for (const std::int64_t rows : {1, 2, 33, 256}) {
     for (const std::int64_t columns : {2, 8, 9, 256}) {
       expect_implementation<float>(columns, rows, "block_per_tile");
@@ -77,7 +73,7 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
     expect_implementation<double>(128, rows, "block_per_tile");
     expect_implementation<double>(129, rows, in_block);
     // (256 rows begin on boundaries of 32 bytes, which boxes are for.)
-    const bool by_boxes = rows == 256 && has_grid_pipelined_tiles();
+    const bool by_boxes = rows == 256 && has_clusters<Exec>();
     expect_implementation<double>(256, rows, in_block);
     expect_implementation<double>(512, rows, by_boxes ? sliced : in_block, twice);
     for (const std::int64_t columns : {513, 3584})
@@ -88,8 +84,8 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   expect_implementation<bhalf_t>(5, many_rows() + 1, "block_per_wide_tile");
   expect_implementation<double>(2, many_rows(), "block_per_tile");
   // Boxes are copied faster, but where they would write sectors in part. And half of 16 bits are no pairs.
-  const char* const several = has_grid_pipelined_tiles() ? "cluster_per_tile" : twice;
-  if (has_grid_pipelined_tiles()) {
+  const char* const several = has_clusters<Exec>() ? "cluster_per_tile" : twice;
+  if (has_clusters<Exec>()) {
     expect_implementation<float>(300, 100001, several, in_block);
     expect_implementation<float>(300, 100000, in_block);
     expect_implementation<float>(600, 100001, several, twice);
@@ -110,7 +106,7 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   expect_implementation<bhalf_t>(50000, 1024, twice);
   for (const std::int64_t side : {13, 14, 28}) expect_implementation_of_images<float>(side, in_block);
   expect_implementation_of_images<bhalf_t>(13, in_block);
-  if (has_grid_pipelined_tiles()) expect_implementation_of_images<bhalf_t>(28, sliced);
+  if (has_clusters<Exec>()) expect_implementation_of_images<bhalf_t>(28, sliced);
 }
 
 // Rows of which some are special, in slices, in a thread's share of one, and as a whole.
@@ -267,7 +263,7 @@ void check_wide_tiles() {
 }
 template <class T>
 void check_clusters() {
-  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
   check_several_rows<T, T>("cluster_per_tile", {257, 300, 512, 513, 1000, 2049, 4096});
 }
 // Rows of two dimensions, of which a thread has some that are neighbours.
@@ -290,7 +286,7 @@ TEST(CudaTiles, DimensionsOfWideTiles) {
   check_dimensions_of_several_rows<bhalf_t>("block_per_wide_tile", {3, 21, 200});
 }
 TEST(CudaTiles, DimensionsOfClusters) {
-  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
   check_dimensions_of_several_rows<float>("cluster_per_tile", {257, 600});
   check_dimensions_of_several_rows<bhalf_t>("cluster_per_tile", {257, 600});
 }
@@ -353,7 +349,7 @@ TEST(CudaTiles, SameBitsOfSlicedTiles) {
 
 // Slices that come as boxes, and others.
 TEST(CudaTiles, RingOfDouble) {
-  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "boxes need compute capability 9.0";
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
   check_several_rows<double, double>("grid_pipelined_tiles", {129, 257, 300, 512, 513, 1000, 3584, 4097});
   check_dimensions_of_several_rows<double>("grid_pipelined_tiles", {257, 600});
 }
@@ -402,7 +398,7 @@ TEST(CudaTiles, SameBitsOfLongRowsOfTwoPasses) {
 }
 
 TEST(CudaTiles, SameBitsOfTwoPasses) {
-  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
   const std::vector<std::int64_t> lengths{257, 300, 512, 1000, 2049, 4096, 4353, 20001};
   check_bits_of_two_passes<float, Exec>(lengths);
   check_bits_of_two_passes<half_t, Exec>(lengths);
@@ -412,7 +408,7 @@ TEST(CudaTiles, SameBitsOfTwoPasses) {
 
 // So many rows of 16 bits that they are reduced in pairs where these do not begin on boundaries.
 TEST(CudaTiles, PairsThatBeginAnywhere) {
-  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
   for (const std::int64_t columns : {257, 300, 600, 1024, 4097}) {
     check_bits_of_pairs<bhalf_t, Exec>("two_pass_tiles", "grid_pipelined_tiles", columns);
     check_bits_of_pairs<half_t, Exec>("two_pass_tiles", "grid_pipelined_tiles", columns);
@@ -420,7 +416,7 @@ TEST(CudaTiles, PairsThatBeginAnywhere) {
 }
 
 TEST(CudaTiles, SameBitsOfClusters) {
-  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
   const std::vector<std::int64_t> lengths{257, 300, 512, 1000, 2049, 4096};
   check_bits_of_clusters<float, Exec>(lengths);
   check_bits_of_clusters<half_t, Exec>(lengths);
@@ -570,7 +566,7 @@ void check_reserved_for_other_alignments(std::int64_t columns, const char* usual
   }
 }
 TEST(CudaTiles, ReservedForOtherAlignments) {
-  if (!has_grid_pipelined_tiles()) GTEST_SKIP() << "clusters need compute capability 9.0";
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
   check_reserved_for_other_alignments<float>(300, "block_per_sliced_tile", "cluster_per_tile", 1);
   check_reserved_for_other_alignments<float>(600, "grid_pipelined_tiles", "cluster_per_tile", 1);
   check_reserved_for_other_alignments<float>(5000, "grid_pipelined_tiles", "two_pass_tiles", 3);

@@ -19,10 +19,6 @@ namespace {
 using namespace tests;
 using Exec = Kokkos::Cuda;
 
-bool has_clusters() {
-  return Exec().cuda_device_prop().major >= 9;
-}
-
 const std::int64_t lengths[] = {2, 7, 16, 17, 100, 129, 256, 257, 300, 512, 1025};
 
 template <class In, class Out>
@@ -44,7 +40,7 @@ void check_chain(Case c) {
   const std::int64_t columns = c.extents[0];
   std::set<std::string> expected;
   if (columns <= 256 && !is_double) expected.insert("block_per_wide_tile");
-  if (columns > 256 && columns <= 4096 && std::is_same_v<In, float> && has_clusters())
+  if (columns > 256 && columns <= 4096 && std::is_same_v<In, float> && has_clusters<Exec>())
     expected.insert("cluster_per_tile");
   if (columns > (is_double ? 128 : 256)) expected.insert("two_pass_tiles");
   if (columns > (is_double ? 128 : 256) && columns <= (is_double ? 512 : 1024))
@@ -127,7 +123,7 @@ TEST(CudaTransformedTiles, MasksAndSumsOfBfloat16) {
 
 // A mask as large as x, in boxes as x is, comes with it in the ring, which is chosen for that.
 TEST(CudaTransformedTiles, MasksOfFloatDecideWhoRuns) {
-  const std::string of_ring = has_clusters() ? "grid_pipelined_tiles" : "two_pass_tiles";
+  const std::string of_ring = has_clusters<Exec>() ? "grid_pipelined_tiles" : "two_pass_tiles";
   for (const std::int64_t columns : {300, 512}) {
     for (const std::int64_t rows : {64, 72, 77}) {
       auto c = tile_case(Scalar::float32, {columns, rows}, 0);
@@ -150,8 +146,8 @@ TEST(CudaTransformedTiles, MasksOfFloatDecideWhoRuns) {
 
 // By length and type, as without a transform.
 TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
-  const std::string sliced = has_clusters() ? "grid_pipelined_tiles" : "two_pass_tiles",
-                    several = has_clusters() ? "cluster_per_tile" : "two_pass_tiles";
+  const std::string sliced = has_clusters<Exec>() ? "grid_pipelined_tiles" : "two_pass_tiles",
+                    several = has_clusters<Exec>() ? "cluster_per_tile" : "two_pass_tiles";
   const auto expect = [](auto scalar, std::int64_t columns, std::int64_t rows, const std::string& expected) {
     using T = decltype(scalar);
     const Kokkos::View<T**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", rows, columns),
@@ -194,7 +190,7 @@ void check_bits() {
 }
 TEST(CudaTransformedTiles, SameBitsOfFloat) {
   check_bits<float>();
-  if (!has_clusters()) return;
+  if (!has_clusters<Exec>()) return;
   for (const std::int64_t columns : {257, 1000, 4000})
     check_bits_of_clusters<float, Exec>({columns}, ks::transform(Ripple{}) | ks::causal(columns / 2));
 }
@@ -213,7 +209,7 @@ TEST(CudaTransformedTiles, SameBitsOfSlicedTiles) {
   check_bits_of_sliced_tiles<double, Exec>({129, 300, 500}, ks::transform(Ripple{}) | ks::causal(100));
 }
 TEST(CudaTransformedTiles, SameBitsOfTwoPasses) {
-  if (!has_clusters()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
   for (const std::int64_t columns : {257, 1000, 4352, 20001}) {
     const auto transform = ks::transform(Ripple{}) | ks::causal(columns / 2);
     check_bits_of_two_passes<float, Exec>({columns}, transform);
