@@ -267,10 +267,7 @@ struct BoundAnyChain {
     template <int together, int count, class Acc, class Columns>
     KOKKOS_FORCEINLINE_FUNCTION void transform_held(Acc (&value)[count], const Columns& columns) const {
       constexpr auto minus_infinity = -impl::infinity_v<Acc>;
-      // Few rows have any.
-      Acc least = value[0];
-      for_each_held<together>(value, columns, [&](Acc& v, int, int) { least = Kokkos::fmin(least, v); });
-      const bool has_minus_infinity = least == minus_infinity;
+      const bool has_minus_infinity = has_minus_infinity_held<together>(value, columns);  // few rows have any
       std::uint32_t dropped[(count + 31) / 32] = {};
       const auto number = [](int v, int i) { return v * together + i; };
       if (has_minus_infinity) {
@@ -427,6 +424,18 @@ struct BoundAnyChain {
         if (columns.skips(v)) break;
         KOKKOSSOFTMAX_UNROLLED
         for (int i = 0; i < together; ++i) f(value[v * together + i], v, i);
+      }
+    }
+
+    template <int together, int count, class Acc, class Columns>
+    KOKKOS_FORCEINLINE_FUNCTION static bool has_minus_infinity_held(Acc (&value)[count],
+                                                                    const Columns& columns) {
+      if constexpr (requires { columns.has_minus_infinity; }) {
+        return columns.has_minus_infinity;
+      } else {
+        Acc least = value[0];
+        for_each_held<together>(value, columns, [&](Acc& v, int, int) { least = Kokkos::fmin(least, v); });
+        return least == -impl::infinity_v<Acc>;
       }
     }
 
@@ -612,7 +621,7 @@ struct BoundAnyChain {
             for_each([&](Acc& v, int, int) { v = impl::ReluFunction{}(v, 0, 0); });
             break;
           case normalizer_step: {
-            const Columns columns = all_columns.anew();
+            const auto columns = all_columns.anew();
             const auto normalizer = step.normalizer.template row<Acc>();
             for_each(
                 [&](Acc& v, int of, int i) { v = normalizer(v, columns.origin + columns.offset(of, i)); });
@@ -632,7 +641,7 @@ struct BoundAnyChain {
       KOKKOSSOFTMAX_NOT_UNROLLED
       for (std::int32_t s = 0; s < chain->count; ++s) {
         const BoundStep& step = chain->step[s];
-        const Columns columns = all_columns.anew();
+        const auto columns = all_columns.anew();
         // keep(v, kept): for neighbours, what is kept of them.
         const auto apply = [&](const auto& keep) {
           KOKKOSSOFTMAX_UNROLLED

@@ -42,7 +42,7 @@ enum class RingFor : int {
 /// What a block does. Publishers and finishers are in line, lambdas too where many kernels share a
 /// translation unit: behind a call the compiler no longer knows that a slot is shared memory. (One H200,
 /// 65536 columns of bfloat16 with one bias for all rows: 0.46 of a copy of all bytes for 0.65.)
-template <class Problem, RingFor kind = RingFor::any_rows>
+template <class Problem, RingFor kind = RingFor::any_rows, bool for_differences = false>
 struct GridPipelinedBlock {
   static constexpr bool parks = kind == RingFor::parked_slices, keeps_columns = kind == RingFor::rows_alike;
   using In = typename Problem::In;
@@ -50,8 +50,7 @@ struct GridPipelinedBlock {
   using Acc = typename Problem::Acc;
   using Part = PartOfSlice<Problem>;
   using Transform = typename Problem::Transform;
-  /// The exponentials go back to the slot where they fit, so that a finisher only scales them.
-  static constexpr bool has_exponentials = SlicedRowResult<Problem>::keeps_exponentials;
+  using Result = SlicedRowResult<Problem>;
   /// Whether rows may have an end of which nothing is kept: it is not read.
   static constexpr bool may_drop_ends = knows_end_of_kept<typename Problem::Transform::Row>;
   /// So do the transformed logits, so that a transform and its operands are used once.
@@ -63,6 +62,17 @@ struct GridPipelinedBlock {
   /// Whether a publisher has all logits of its share in registers, so that a transform that is long is gone
   /// through once.
   static constexpr bool holds_shares = Part::unpacked && transforms_held_logits<typename Transform::Row>;
+  /// Whether there are kernels for log_softmax alone where it keeps differences: `for_differences`. (One
+  /// H200, a bias for all rows, fractions of a copy, all by the same kernel and so: softmax of bfloat16 65536
+  /// columns 0.93 and 0.94, 50257 0.755 and 0.79, half 0.89 and 0.91, 0.72 and 0.75, log_softmax of bfloat16
+  /// 0.92 and 0.935, 0.79 and 0.82.)
+  static constexpr bool parts_kernels = Result::keeps_packed_differences && !holds_shares;
+  static_assert(parts_kernels || !for_differences);
+  /// The exponentials go back to the slot where they fit, so that a finisher only scales them.
+  static constexpr bool has_exponentials = Result::keeps_exponentials && !for_differences;
+  /// Of log_softmax the differences from the maximum of their share, to which it only adds.
+  static constexpr bool has_differences =
+      Result::keeps_packed_differences && (for_differences || !parts_kernels);
 
   const Problem& problem;
   const GridPipelinedShape& shape;
@@ -74,11 +84,14 @@ struct GridPipelinedBlock {
 
   /// Whether publishers write to the slot what outputs are made of.
   __host__ __device__ static bool writes_back(Operation operation, const GridPipelinedShape& shape) {
-    return has_logits || keeps_exponentials(operation, shape);
+    return has_logits || keeps_exponentials(operation, shape) || keeps_differences(operation, shape);
   }
   /// (Slices of a row all get to their outputs in the same way, so not where some are read twice.)
   __host__ __device__ static bool keeps_exponentials(Operation operation, const GridPipelinedShape& shape) {
-    return has_exponentials && operation == Operation::softmax && !shape.rereads;
+    return Result::keeps_exponentials && operation == Operation::softmax && !shape.rereads;
+  }
+  __host__ __device__ static bool keeps_differences(Operation operation, const GridPipelinedShape& shape) {
+    return Result::keeps_packed_differences && operation == Operation::log_softmax && !shape.rereads;
   }
   /// Whether the finishers need a transform's operands.
   __host__ __device__ static bool finishers_need_operands(Operation operation,
@@ -664,6 +677,13 @@ struct GridPipelinedBlock {
     }
   }
 
+  /// As log_softmax keeps them, of the logits that the exponentials are formed from.
+  __device__ static unsigned pair_of_differences(const Part& part, int pair,
+                                                 const typename Part::Exponential& exponential, Acc max) {
+    const Acc subtracted = exponential.subtracts_first() ? Acc(0) : finite_maximum(max);
+    return rounded_pair<In>(part.value(2 * pair) - subtracted, part.value(2 * pair + 1) - subtracted);
+  }
+
   /// The (max, sum) of a warp's share. Two loops over the slot, not unrolled to its end: instructions that
   /// are not at hand are waited for. `transform`: but for what drops ends, for these are not looked at.
   /// `mask`: what is applied in the slot before that, or nothing.
@@ -749,10 +769,10 @@ struct GridPipelinedBlock {
         if constexpr (has_logits && !std::is_same_v<TransformRow, BoundIdentity::Row>)
           write(begin, whole, [&](int i) { return part.held[i]; });
       });
-      return maximum.of_warp();
+      return maximum.of_warp(!for_differences);
     };
     const auto find_maximum = [&] {
-      if constexpr (Part::adds_pairs && !single) {
+      if constexpr (Part::adds_pairs && !single && !for_differences) {
         using Logits = PartOfSlice<RowsProblem<In, Out, BoundIdentity>>;
         const In* const bias = transform.operand.data + (first_column + first);
         auto maximum = Logits::Maximum::none();
@@ -816,17 +836,19 @@ struct GridPipelinedBlock {
     const auto exponential = Part::exponential_below(max);
     [[maybe_unused]] Acc correction = Part::correction_below(max);
     [[maybe_unused]] const bool writes_exponentials =
-        in.use == SliceUse::hold && keeps_exponentials(problem.operation, shape);
+        has_exponentials && in.use == SliceUse::hold && keeps_exponentials(problem.operation, shape);
     auto sum = ShareSum<Acc>::none();
     const auto add_with = [&](const auto& some_exponential, const auto& part, int begin, auto whole) {
       Acc e[Part::count];
       part.template add_to<Part::packed || Part::unpacked>(sum, some_exponential,
                                                            [&](int i, Acc value) { e[i] = value; });
-      if constexpr (has_exponentials) {
+      if constexpr (has_differences) {
+        write(begin, whole, [&](int i) { return pair_of_differences(part, i, exponential, max); });
+      } else if constexpr (has_exponentials) {
         if (!writes_exponentials) return;
         write(begin, whole, [&](int i) {
           if constexpr (Part::unpacked) {
-            return PackedExponentials::of(e[2 * i], e[2 * i + 1]);
+            return PackedExponentials<In>::of(e[2 * i], e[2 * i + 1]);
           } else {
             return e[i];
           }
@@ -849,8 +871,7 @@ struct GridPipelinedBlock {
         add(part, begin, whole);
       };
       // A loop of its own for when nothing is subtracted: an instruction that is skipped takes as long as one
-      // that is not. (Not for half: one H200, 65536 columns with a temperature, before its quotients were
-      // coarse, 0.76 of a copy for 0.78.)
+      // that is not.
       if constexpr (divides_coarsely<Problem>) {
         if (is_coarse) {
           using Logits = PartOfSlice<RowsProblem<In, Out, BoundIdentity>>;
@@ -862,7 +883,7 @@ struct GridPipelinedBlock {
         } else {
           add_parts(subtract_and_add);
         }
-      } else if (has_exponentials && !exponential.subtracts_first()) {
+      } else if ((has_exponentials || has_differences) && !exponential.subtracts_first()) {
         add_parts(add);
       } else {
         add_parts(subtract_and_add);
@@ -870,12 +891,16 @@ struct GridPipelinedBlock {
     } else {
       add_parts(add);
     }
-    if constexpr (may_drop_ends && (has_logits || has_exponentials)) {
-      if (has_logits || writes_exponentials) write_dropped(in, slice, warp, single, writes_exponentials);
+    if constexpr (may_drop_ends && (has_logits || has_exponentials || has_differences)) {
+      if (has_logits || has_differences || writes_exponentials)
+        write_dropped(in, slice, warp, single, writes_exponentials);
     }
     if constexpr (divides_coarsely<Problem>) return Part::share(max, sum.of_warp(), correction);
     return Part::share(max, sum.of_warp());
   }
+
+  /// What it leaves in the slot.
+  enum class Kept : int { nothing, exponentials, differences };
 
   /// The same where a share is held. The ninth part of the largest slices is transformed twice.
   template <class TransformRow>
@@ -891,68 +916,131 @@ struct GridPipelinedBlock {
     const int to_end = in.columns - static_cast<int>(Part::columns_together) * warp;  // of this share
     const index_type first_column = in.first_column + first;
     In* const from = slice + first;
-    constexpr int columns_at_once = at_once * Part::columns, ninth = turns * columns_at_once;
     const auto load = [&]<bool whole, int parts>(std::bool_constant<whole>, Part(&part)[parts], int begin) {
       Part::template load_at_once<whole, true>(part, from + begin, left - begin, single, transform,
                                                first_column + begin);
     };
 
-    auto maximum = Part::Maximum::none();
-    if (to_end > ninth) {
-      Part part[1];
-      load(std::false_type{}, part, ninth);
-      maximum.join(part[0]);
-    }
+    // Whole parts of the slice, and the part behind these, if this share has columns there. Whole ones are
+    // taken `at_once`, the last together with some before them that are taken once more, so that looking up
+    // what to do is not for a few; in the place of the first of these is the part behind, if there is one.
+    const int whole_parts = min(in.columns / Part::columns, at_once * turns);
+    const int behind = whole_parts * Part::columns;
+    const bool has_behind = behind < to_end, has_room = whole_parts < at_once * turns;
+    const int first_of_last = (whole_parts - at_once) * Part::columns;  // if there are so many
+
     Part held[turns][at_once];
+    static_assert(turns == 2);
+    const auto drop = [](Part& part) {
+#pragma unroll
+      for (Acc& logit : part.held) logit = -infinity_v<Acc>;
+    };
+#pragma unroll
+    for (Part& part : held[0]) drop(part);
+    if (whole_parts >= at_once) {
 #pragma unroll 1
-    for (int turn = 0; turn < turns; ++turn) {
-      // Registers have no index: what came before makes room at the front.
+      for (int begin = first_of_last;; begin = 0) {
+        // Registers have no index: what comes makes room at the front.
 #pragma unroll
-      for (int i = turns - 1; i > 0; --i) {
-#pragma unroll
-        for (int k = 0; k < at_once; ++k) held[i][k] = held[i - 1][k];
-      }
-      const int begin = turn * columns_at_once;
-      if (begin >= to_end) {
-#pragma unroll
-        for (Part& part : held[0]) {
-#pragma unroll
-          for (Acc& logit : part.held) logit = -infinity_v<Acc>;
-        }
-      } else if (begin + columns_at_once <= in.columns) {
+        for (int k = 0; k < at_once; ++k) held[1][k] = held[0][k];
         load(std::true_type{}, held[0], begin);
-      } else {
-        load(std::false_type{}, held[0], begin);
+        if (begin == 0) break;
       }
+    } else {
 #pragma unroll
-      for (const Part& part : held[0]) maximum.join(part);
+      for (Part& part : held[1]) drop(part);
+#pragma unroll 1
+      for (int i = whole_parts - 1; i >= 0; --i) {
+        Part part[1];
+        load(std::true_type{}, part, i * Part::columns);
+#pragma unroll
+        for (int k = at_once - 1; k > 0; --k) held[0][k] = held[0][k - 1];
+        held[0][0] = part[0];
+      }
+    }
+    auto maximum = Part::Maximum::none();
+    if (has_behind) {
+      Part part[1];
+      load(std::false_type{}, part, behind);
+      maximum.join(part[0]);
+      if (has_room) held[1][0] = part[0];
+    }
+#pragma unroll
+    for (const auto& parts : held) {
+#pragma unroll
+      for (const Part& part : parts) maximum.join(part);
     }
     const Acc max = maximum.of_warp();
 
     const auto exponential = Part::exponential_below(max);
-    const bool writes_exponentials =
-        has_exponentials && in.use == SliceUse::hold && keeps_exponentials(problem.operation, shape);
+    if (exponential.subtracts_first()) {
+#pragma unroll
+      for (auto& parts : held) {
+#pragma unroll
+        for (Part& part : parts) part.subtract(exponential.subtracted);
+      }
+    }
     auto sum = ShareSum<Acc>::none();
-    const auto add = [&](Part& part, int begin) {
-      if (exponential.subtracts_first()) part.subtract(exponential.subtracted);
+    const auto add = [&]<Kept kept, bool whole>(std::integral_constant<Kept, kept>, std::bool_constant<whole>,
+                                                const Part& part, int begin, bool one_by_one) {
       Acc e[Part::count];
       part.template add_to<true>(sum, exponential, [&](int i, Acc value) { e[i] = value; });
-      if constexpr (has_exponentials) {
-        if (!writes_exponentials) return;
-        write_part<false>(from + begin, left - begin, single,
-                          [&](int i) { return PackedExponentials::of(e[2 * i], e[2 * i + 1]); });
+      if constexpr (kept == Kept::exponentials) {
+        write_part<whole>(from + begin, left - begin, one_by_one,
+                          [&](int i) { return PackedExponentials<In>::of(e[2 * i], e[2 * i + 1]); });
+      } else if constexpr (kept == Kept::differences) {
+        write_part<whole>(from + begin, left - begin, one_by_one,
+                          [&](int i) { return pair_of_differences(part, i, exponential, max); });
       }
     };
+    // Nothing parts them.
+    const auto add_whole_parts = [&](auto kept, const Part(&parts)[at_once], int begin) {
+      const auto add_all = [&](auto one_by_one) {
 #pragma unroll
-    for (int turn = 0; turn < turns; ++turn) {
+        for (int k = 0; k < at_once; ++k)
+          add(kept, std::true_type{}, parts[k], begin + k * Part::columns, decltype(one_by_one)::value);
+      };
+      if (single) {
+        add_all(std::true_type{});
+      } else {
+        add_all(std::false_type{});
+      }
+    };
+    const auto add_held = [&](auto kept) {
+      if (whole_parts >= at_once) {
+        add_whole_parts(kept, held[0], 0);
+      } else {
 #pragma unroll
-      for (int k = 0; k < at_once; ++k)
-        add(held[turns - 1 - turn][k], turn * columns_at_once + k * Part::columns);
-    }
-    if (to_end > ninth) {
+        for (int k = 0; k < at_once; ++k) {
+          if (k < whole_parts) add(kept, std::true_type{}, held[0][k], k * Part::columns, single);
+        }
+      }
+      if (!has_room) {
+        add_whole_parts(kept, held[1], first_of_last);
+        return;
+      }
+      if (has_behind) add(kept, std::false_type{}, held[1][0], behind, single);
+#pragma unroll
+      for (int k = 1; k < at_once; ++k) {
+        const int begin = first_of_last + k * Part::columns;
+        if (begin >= at_once * Part::columns) add(kept, std::true_type{}, held[1][k], begin, single);
+      }
+    };
+    const auto with_kept = [&](const auto& use) {
+      if (has_exponentials && keeps_exponentials(problem.operation, shape)) {
+        use(std::integral_constant<Kept, Kept::exponentials>{});
+      } else if (has_differences && keeps_differences(problem.operation, shape)) {
+        use(std::integral_constant<Kept, Kept::differences>{});
+      } else {
+        use(std::integral_constant<Kept, Kept::nothing>{});
+      }
+    };
+    with_kept(add_held);
+    if (has_behind && !has_room) {
       Part part[1];
-      load(std::false_type{}, part, ninth);
-      add(part[0], ninth);
+      load(std::false_type{}, part, behind);
+      if (exponential.subtracts_first()) part[0].subtract(exponential.subtracted);
+      with_kept([&](auto kept) { add(kept, std::false_type{}, part[0], behind, single); });
     }
     return Part::share(max, sum.of_warp());
   }
@@ -1122,9 +1210,15 @@ struct GridPipelinedBlock {
         return;
       }
     }
-    if constexpr (has_exponentials || has_logits) {
+    if constexpr (has_exponentials || has_differences || has_logits) {
       if (in.use == SliceUse::hold && writes_back(problem.operation, shape)) {
         mbarrier_wait_parity(&held.reduced, at.parity);
+        if constexpr (has_differences) {
+          if (keeps_differences(problem.operation, shape)) {
+            writer.add_to_differences(held.of_warp, done);
+            return;
+          }
+        }
         if (keeps_exponentials(problem.operation, shape)) {
           writer.scale_exponentials(held.of_warp, done);
         } else {

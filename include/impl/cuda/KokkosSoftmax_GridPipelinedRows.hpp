@@ -30,10 +30,11 @@
 /// Operands of a transform whose columns lie side by side are copied along, to slots of their own behind the
 /// others. One that is the same for all rows is copied once: each block keeps to slices of the same columns,
 /// whose tickets are rows; where there are too few of them for that, but few slices, it has all of it. A
-/// float's transformed logit goes back to its slot, and so do
-/// what a mask leaves of 16 bits, alone or among factors, and the exponential of a bfloat16's transformed
-/// logit (PackedExponentials): these need their operands until a slice is reduced, others (of half, and of
-/// log_softmax of bfloat16) until it is finished.
+/// float's transformed logit goes back to its slot, and so does what a mask leaves of 16 bits, alone or among
+/// factors. What a transform makes of 16 bits has no room there: its exponential goes back instead, in 16
+/// bits (PackedExponentials), or for log_softmax the difference from its share's maximum. All these need
+/// their operands until a slice is reduced, others (of 16 bits that become floats, and rows that are read
+/// twice) until it is finished.
 ///
 /// What was measured, as fractions of a copy of 1 GiB on one H200. Float: warps that do all of it in turn
 /// 0.8, since they wait for copies while results are there, or for results while copies are; slices that wait
@@ -50,16 +51,18 @@
 /// back to the slot, of which each was formed twice: with that bias 0.91 for 0.73, with a factor 0.91 for
 /// 0.86; without two of 30 instructions for each logit, which did nothing, with that bias 0.93 and 0.95, with
 /// a temperature 0.88 and 0.91, with GELU 0.73 and 0.78; with the maximum of logits and bias found in pairs,
-/// such a bias 0.71 and 0.75, 2.2 M columns with one as large as x 0.80 and 0.86, half 0.60 and 0.63. Two
-/// groups of publishers that take halves of the same shares, so that operands are free sooner: with a
-/// temperature 0.68 for 0.84, with a bias for all rows no better. Nor do these come sooner where each group
-/// of publishers brings its own; a mask for all rows that rows of a ticket share has 0.93 for 0.95.
-/// Exponentials below the maximum of a quarter of the logits, and formed once more where that is too low:
-/// such a bias 0.75 for 0.73, GELU 0.76 for 0.79. Parked slices: 3 M columns of float 0.92 for 0.87, 4 M 0.90
-/// for 0.80, 5 M 0.89 for 0.78, but 393216 0.94 for 0.955; two in place of three no better below 3.5 M and
-/// 0.02 less above; a parked slice that changes places with the next one in its slot, from where a bulk copy
-/// takes it to y, 0.01 less; fewer looks for the words of a row 0.91 to 0.94 for 2 M and up to 0.03 less for
-/// others.
+/// such a bias 0.71 and 0.75, 2.2 M columns with one as large as x 0.80 and 0.86, half 0.60 and 0.63. Half
+/// whose exponentials go back, too, GELU 0.57 and 0.71, a bias for all rows 0.82 and 0.91, of 50257 columns
+/// 0.665 and 0.75; log_softmax, whose differences do, in bfloat16 0.81 and 0.94, 0.65 and 0.82, a bias as
+/// large as x 0.84 and 0.96, half with GELU 0.61 and 0.85. Two groups of publishers that take halves of the
+/// same shares, so that operands are free sooner: with a temperature 0.68 for 0.84, with a bias for all rows
+/// no better. Nor do these come sooner where each group of publishers brings its own; a mask for all rows
+/// that rows of a ticket share has 0.93 for 0.95. Exponentials below the maximum of a quarter of the logits,
+/// and formed once more where that is too low: such a bias 0.75 for 0.73, GELU 0.76 for 0.79. Parked slices:
+/// 3 M columns of float 0.92 for 0.87, 4 M 0.90 for 0.80, 5 M 0.89 for 0.78, but 393216 0.94 for 0.955; two
+/// in place of three no better below 3.5 M and 0.02 less above; a parked slice that changes places with the
+/// next one in its slot, from where a bulk copy takes it to y, 0.01 less; fewer looks for the words of a row
+/// 0.91 to 0.94 for 2 M and up to 0.03 less for others.
 ///
 /// Why it cannot hang. Publishers wait for nothing but copies, announcers for slices of earlier tickets
 /// besides: whatever slice was handed out gets published. A row lacks slices that nobody took only while no
@@ -111,13 +114,13 @@ inline constexpr bool has_setmaxnreg = false;
 inline constexpr bool has_setmaxnreg = true;
 #endif
 
-template <RingFor kind, class Problem>
+template <RingFor kind, bool for_differences, class Problem>
 __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
                                                          const GridPipelinedShape& shape,
                                                          const CudaWorkspace& workspace) {
   extern __shared__ __align__(128) char grid_pipelined_slots[];
   __shared__ std::uint32_t shared_epoch;
-  using OfBlock = GridPipelinedBlock<Problem, kind>;
+  using OfBlock = GridPipelinedBlock<Problem, kind, for_differences>;
   constexpr bool parks = OfBlock::parks, holds_shares = OfBlock::holds_shares && has_setmaxnreg;
   constexpr int warps_of_group = GridPipelinedShape::warps_of_group;
   auto* const ring = reinterpret_cast<GridPipelinedSlot<Problem>*>(
@@ -194,13 +197,13 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
 }
 
 /// That of parked slices has no body where setmaxnreg is missing.
-template <class Problem, RingFor kind>
+template <class Problem, RingFor kind, bool for_differences>
 __global__ void __launch_bounds__(threads_of<Problem, kind>, 1)
     grid_pipelined_rows_kernel(const __grid_constant__ Problem problem,
                                const __grid_constant__ GridPipelinedShape shape,
                                const __grid_constant__ CudaWorkspace workspace) {
   if constexpr (kind != RingFor::parked_slices || has_setmaxnreg)
-    run_grid_pipelined_block<kind>(problem, shape, workspace);
+    run_grid_pipelined_block<kind, for_differences>(problem, shape, workspace);
 }
 
 struct GridPipelinedRows {
@@ -216,6 +219,10 @@ struct GridPipelinedRows {
     // Of all kernels at once: that loads them, which a capture could not do.
     if constexpr (parks_slices<Problem>) (void)limits<Problem, RingFor::parked_slices>(exec);
     if constexpr (may_keep_columns<Problem>) (void)limits<Problem, RingFor::rows_alike>(exec);
+    if constexpr (GridPipelinedBlock<Problem>::parts_kernels) {
+      (void)limits<Problem, RingFor::any_rows, true>(exec);
+      if constexpr (may_keep_columns<Problem>) (void)limits<Problem, RingFor::rows_alike, true>(exec);
+    }
     const char* refusal = limits<Problem>(exec).refusal;
     return refusal ? std::string_view(refusal) : std::string_view();
   }
@@ -394,12 +401,20 @@ struct GridPipelinedRows {
                              shape.slices_a_ticket);
     const int known_bytes = GridPipelinedBlock<Problem, kind>::turn_of(shape) *
                             static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
-    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(
-          exec, &grid_pipelined_rows_kernel<Problem, kind>, device.multiprocessors, threads_of<Problem, kind>,
-          static_cast<std::size_t>(shape.bytes_of_slots() + shape.bytes_staged() + known_bytes), problem,
-          shape, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
-    });
+    const auto launch_kernel_of = [&](const auto kernel) {
+      launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+        launch_cooperatively(
+            exec, kernel, device.multiprocessors, threads_of<Problem, kind>,
+            static_cast<std::size_t>(shape.bytes_of_slots() + shape.bytes_staged() + known_bytes), problem,
+            shape, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
+      });
+    };
+    using OfBlock = GridPipelinedBlock<Problem>;
+    if constexpr (OfBlock::parts_kernels) {
+      if (OfBlock::keeps_differences(problem.operation, shape))
+        return launch_kernel_of(&grid_pipelined_rows_kernel<Problem, kind, true>);
+    }
+    launch_kernel_of(&grid_pipelined_rows_kernel<Problem, kind, false>);
   }
 
   /// Finds out whether the operands can be staged, and where: not where they leave so few slots that copies
@@ -515,9 +530,9 @@ struct GridPipelinedRows {
     return plan.slices > 1 ? problem.geometry.rows * (plan.slices + plan.runs) : 0;
   }
 
-  template <class Problem, RingFor kind = RingFor::any_rows>
+  template <class Problem, RingFor kind = RingFor::any_rows, bool for_differences = false>
   static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
-    return cooperative_limits(&grid_pipelined_rows_kernel<Problem, kind>, exec.cuda_device(),
+    return cooperative_limits(&grid_pipelined_rows_kernel<Problem, kind, for_differences>, exec.cuda_device(),
                               threads_of<Problem, kind>, CooperativeLimits::all_shared);
   }
 };

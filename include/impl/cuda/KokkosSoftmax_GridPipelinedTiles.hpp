@@ -467,7 +467,7 @@ struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
         if (softmax) {
 #pragma unroll
           for (int k = 0; k < columns; ++k)
-            held(slot, k, v) = static_cast<Raw>(PackedExponentials::of(mine.held[k], mine.held[k]));
+            held(slot, k, v) = static_cast<Raw>(PackedExponentials<bhalf_t>::of(mine.held[k], mine.held[k]));
         }
       }
     }
@@ -500,7 +500,7 @@ struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
         for (int k = 0; k < columns; ++k) mine.held[k] = bits_as<Acc>(held(slot, k, v));
       } else if (keeps_packed_exponentials()) {
 #pragma unroll
-        for (int k = 0; k < columns; ++k) mine.held[k] = PackedExponentials::low(held(slot, k, v));
+        for (int k = 0; k < columns; ++k) mine.held[k] = PackedExponentials<bhalf_t>::low(held(slot, k, v));
       } else {
         make(slot, v, at, mine);
       }

@@ -166,11 +166,16 @@ struct PackedPair {
       return bits_as<unsigned>(__hadd2(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
     return bits_as<unsigned>(__hadd2(bits_as<__half2>(a), bits_as<__half2>(b)));
   }
-  /// Of two pairs; passes over NaN.
+  /// Of two pairs; these pass over NaN.
   __device__ static unsigned maximum(unsigned a, unsigned b) {
     if constexpr (is_bfloat16)
       return bits_as<unsigned>(__hmax2(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
     return bits_as<unsigned>(__hmax2(bits_as<__half2>(a), bits_as<__half2>(b)));
+  }
+  __device__ static unsigned minimum(unsigned a, unsigned b) {
+    if constexpr (is_bfloat16)
+      return bits_as<unsigned>(__hmin2(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
+    return bits_as<unsigned>(__hmin2(bits_as<__half2>(a), bits_as<__half2>(b)));
   }
   __device__ static unsigned maximum_or_nan(unsigned a, unsigned b) {
     if constexpr (is_bfloat16)
@@ -179,9 +184,15 @@ struct PackedPair {
   }
 };
 
-/// Two floats from 0 up to below 2, as the exponentials below a maximum are, in 16 bits each, two bits of
-/// the significand more than bfloat16 has: an output rounded from these is within 5/8 of its last place.
-struct PackedExponentials {
+/// Two floats from 0 up to below 2, as the exponentials below a maximum are, in 16 bits each, for outputs of
+/// type T.
+template <class T>
+struct PackedExponentials;
+
+/// With two bits of the significand more than bfloat16 has: an output rounded from these is within 5/8 of its
+/// last place.
+template <>
+struct PackedExponentials<bhalf_t> {
   __device__ static unsigned of(float first, float second) {
     return __byte_perm(rounded(first), rounded(second), 0x7632);
   }
@@ -193,6 +204,25 @@ struct PackedExponentials {
  private:
   static constexpr unsigned significant = 0x3fffc000u;  // not the sign, nor the exponent's first bit
   __device__ static unsigned rounded(float value) { return bits_as<unsigned>(value) * 4 + 0x8000u; }
+};
+
+/// With one bit of the significand more than half has, which uses but five of the exponent's, too: an output
+/// is within one of its last place. What is less than 2^-31 is that, of which every output is 0.
+template <>
+struct PackedExponentials<half_t> {
+  __device__ static unsigned of(float first, float second) {
+    return __byte_perm(rounded(first), rounded(second), 0x7632);
+  }
+  __device__ static float low(unsigned pair) { return bits_as<float>((pair << 12 & significant) | least); }
+  __device__ static float high(unsigned pair) { return bits_as<float>((pair >> 4 & significant) | least); }
+  __device__ static float kept(float value) { return high(rounded(value)); }
+
+ private:
+  static constexpr unsigned significant = 0x0ffff000u, least = (127u - 31u) << 23;
+  // (The exponent's first three bits, which all have in common, are lost.)
+  __device__ static unsigned rounded(float value) {
+    return bits_as<unsigned>(fmaxf(value, 0x1p-31f)) * 16 + 0x8000u;
+  }
 };
 
 /// A sum across threads that keeps what rounding would take: double for float, a compensated pair for double.

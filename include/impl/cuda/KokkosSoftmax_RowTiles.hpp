@@ -40,7 +40,7 @@ using ReducedAs =
                     makes_logits<Problem>, BoundScale,
                     std::conditional_t<multiplies_packed<Problem>, BoundTemperature<float>, BoundIdentity>>>;
 template <class Problem>
-using ResultOfTileRow = SlicedRowResult<ReducedAs<Problem>>;
+using ResultOfTileRow = SlicedRowResult<ReducedAs<Problem>, false>;
 
 /// The same of a row that a tile has whole. Its exponentials, uncorrected, have in common what they would be
 /// corrected by, which cancels out of a softmax that is made of them.

@@ -57,7 +57,7 @@ struct SliceWriter {
   /// What a pair of 16 bits in the slot holds.
   using Logits = PackedPair<In>;
   using Exponentials =
-      std::conditional_t<Result::keeps_packed_exponentials, PackedExponentials, PackedPair<In>>;
+      std::conditional_t<Result::keeps_packed_exponentials, PackedExponentials<In>, PackedPair<In>>;
 
   const SliceInSlot<Problem>& slice;
   char* slot;
@@ -65,38 +65,18 @@ struct SliceWriter {
   const Result& row;
   StagedOutputs staged;
 
-  /// From the exponentials in the slot, or from the logits where these are not kept. `release` is called once
-  /// this warp is done with the slot.
+  /// From the exponentials in the slot. `release` is called once this warp is done with the slot.
   template <class Release>
   __device__ void scale_exponentials(const PartialSoftmax<Acc>* of_share, const Release& release) const {
-    // A lane's vectors lie at the same place of each round of the shares, in one share or across two.
-    const int first = head() + thread() * width;
-    const int of_first_share =
-        static_cast<int>(Part::columns_together - static_cast<unsigned>(first) % Part::columns_together);
-    const Acc first_factor = row.factor_of_share(of_share[Part::share_of(first)].max);
-    Acc last_factor = first_factor;
-    if (of_first_share < width)
-      last_factor = row.factor_of_share(of_share[Part::share_of(first + width - 1)].max);
-    Acc factor[width];
-#pragma unroll
-    for (int j = 0; j < width; ++j) factor[j] = j < of_first_share ? first_factor : last_factor;
-    const auto scaled_by_share = [&](int column, Acc held) {
-      return held * row.factor_of_share(of_share[Part::share_of(column)].max);
-    };
-    write<Exponentials>(
-        [&](int, Acc(&value)[width]) {
-#pragma unroll
-          for (int j = 0; j < width; ++j) value[j] *= factor[j];
-        },
-        scaled_by_share,
-        [&](int column) {
-          // A unit that starts at an odd column may end in the next share.
-          const Acc first_factor = row.factor_of_share(of_share[Part::share_of(column)].max);
-          const Acc last_factor = row.factor_of_share(of_share[Part::share_of(column + unit - 1)].max);
-          return
-              [=](int c, Acc held) { return held * ((c - column) % unit == 0 ? first_factor : last_factor); };
-        },
-        release);
+    from_kept<Exponentials>(
+        [&](int column) { return row.factor_of_share(of_share[Part::share_of(column)].max); },
+        [](Acc held, Acc factor) { return held * factor; }, release);
+  }
+  /// From the differences from their share's maximum there.
+  template <class Release>
+  __device__ void add_to_differences(const PartialSoftmax<Acc>* of_share, const Release& release) const {
+    from_kept<Logits>([&](int column) { return row.offset_of_share(of_share[Part::share_of(column)].max); },
+                      [](Acc held, Acc offset) { return held + offset; }, release);
   }
 
   template <class TransformRow, class Release>
@@ -245,6 +225,34 @@ struct SliceWriter {
   }
 
  private:
+  /// `number_of`(column) is the number that an output is made with, by `combine`, all over the column's
+  /// share.
+  template <class Pair, class NumberOf, class Combine, class Release>
+  __device__ void from_kept(const NumberOf& number_of, const Combine& combine, const Release& release) const {
+    // A lane's vectors lie at the same place of each round of the shares, in one share or across two.
+    const int first = head() + thread() * width;
+    const int of_first_share =
+        static_cast<int>(Part::columns_together - static_cast<unsigned>(first) % Part::columns_together);
+    const Acc of_first = number_of(first);
+    Acc of_last = of_first;
+    if (of_first_share < width) of_last = number_of(first + width - 1);
+    Acc number[width];
+#pragma unroll
+    for (int j = 0; j < width; ++j) number[j] = j < of_first_share ? of_first : of_last;
+    write<Pair>(
+        [&](int, Acc(&value)[width]) {
+#pragma unroll
+          for (int j = 0; j < width; ++j) value[j] = combine(value[j], number[j]);
+        },
+        [&](int column, Acc held) { return combine(held, number_of(column)); },
+        [&](int column) {
+          // A unit that starts at an odd column may end in the next share.
+          const Acc of_even = number_of(column), of_odd = number_of(column + unit - 1);
+          return [=](int c, Acc held) { return combine(held, (c - column) % unit == 0 ? of_even : of_odd); };
+        },
+        release);
+  }
+
   __device__ int thread() const {
     return warp * 32 + lane;
   }

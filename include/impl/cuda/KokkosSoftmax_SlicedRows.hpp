@@ -90,7 +90,8 @@ struct PartOfSlice {
 
   /// Whether it adds a bias of the logits' type and nothing else. Sums in pairs, two instructions for each
   /// two logits, are those of floats rounded (what a float cannot hold of a sum of 16 bits is far from where
-  /// these part), and so is their maximum: where that is as good, it is what all kernels subtract.
+  /// these part), and so is their maximum: where that is as good, it is what all kernels subtract, but not of
+  /// what keeps differences from it.
   static constexpr bool adds_pairs =
       unpacked && std::is_same_v<typename Problem::Transform, BoundBias<std::remove_const_t<In>>>;
   /// Below this it is at most 1/16 from the maximum, and exponentials stay below 1.1.
@@ -150,6 +151,7 @@ struct PartOfSlice {
                                       const TransformRow& transform, index_type column) {
     static_assert(!packed);
     Acc logit[parts * count];
+    [[maybe_unused]] unsigned least = 0;  // of pairs, with -inf where there is any
     const auto load_units = [&](auto one_by_one) {
 #pragma unroll
       for (int i = 0; i < parts * steps; ++i) {
@@ -159,6 +161,7 @@ struct PartOfSlice {
         } else {
           const unsigned pair = pair_at<decltype(one_by_one)::value, in_slot>(
               from + offset, whole || offset < left, whole || offset + 1 < left);
+          least = i == 0 ? pair : PackedPair<In>::minimum(least, pair);
           logit[i * unit] = PackedPair<In>::low(pair);
           logit[i * unit + 1] = PackedPair<In>::high(pair);
         }
@@ -169,7 +172,13 @@ struct PartOfSlice {
     } else {
       load_units(std::false_type{});
     }
-    transform.template transform_held<unit>(logit, Columns<whole>{column, left});
+    if constexpr (unit == 1) {
+      transform.template transform_held<unit>(logit, Columns<whole>{column, left});
+    } else {
+      const bool any =
+          PackedPair<In>::low(least) == -infinity_v<Acc> || PackedPair<In>::high(least) == -infinity_v<Acc>;
+      transform.template transform_held<unit>(logit, ColumnsOfPairs<whole>{{column, left}, any});
+    }
 #pragma unroll
     for (int i = 0; i < parts * count; ++i) part[i / count].held[i % count] = logit[i];
   }
@@ -192,8 +201,8 @@ struct PartOfSlice {
         b = larger(b, part.held[i + 1]);
       }
     }
-    /// At least -largest.
-    __device__ Acc of_warp() const {
+    /// At least -largest. `may_round`: see adds_pairs.
+    __device__ Acc of_warp(bool may_round = true) const {
       Acc max;
       if constexpr (packed) {
         const unsigned pair = larger(a, b);
@@ -201,7 +210,8 @@ struct PartOfSlice {
       } else {
         max = larger(a, b);
       }
-      return maximum_to_subtract(maximum_of_warp(maximum_or_nan(max, -largest_v<Acc>)));
+      max = maximum_of_warp(maximum_or_nan(max, -largest_v<Acc>));
+      return may_round ? maximum_to_subtract(max) : max;
     }
 
    private:
@@ -295,6 +305,11 @@ struct PartOfSlice {
     }
     __device__ int offset(int v) const { return offset(v, 0); }
     __device__ Columns anew() const { return {origin, whole ? left : not_known(left)}; }
+  };
+  /// That know whether any of their logits is -inf: of pairs this takes half the instructions.
+  template <bool whole>
+  struct ColumnsOfPairs : Columns<whole> {
+    bool has_minus_infinity;
   };
 
   /// Two of 16 bits, -inf where they are not there. Each access under a predicate of its own: with branches,
@@ -457,11 +472,11 @@ struct PartsOfSlice {
       load_parts(std::true_type{});
     }
   }
-  __device__ Acc maximum() const {
+  __device__ Acc maximum(bool may_round) const {
     auto maximum = Part::Maximum::none();
 #pragma unroll
     for (int i = 0; i < parts; ++i) maximum.join(part[i]);
-    return maximum.of_warp();
+    return maximum.of_warp(may_round);
   }
   /// each(part, i, exponential).
   template <class Exponential, class Each>
@@ -475,15 +490,21 @@ struct PartsOfSlice {
 };
 
 /// From a row's (max, sum) to its outputs, as every kernel that follows the ReductionPlan writes them.
-template <class Problem>
+/// `keeps_all`: not exponentials of bfloat16 alone; so contiguous rows.
+template <class Problem, bool keeps_all = true>
 struct SlicedRowResult : RowResult<typename Problem::Acc> {
   using Acc = typename Problem::Acc;
   using Out = typename Problem::Out;
   /// Where a share's exponentials, exp(value - max of the share), can be kept until the row's result is
   /// known, they only have to be scaled then.
   static constexpr bool keeps_packed_exponentials =
-      std::is_same_v<typename Problem::In, bhalf_t> && std::is_same_v<Out, bhalf_t> &&
-      PartOfSlice<Problem>::unpacked && !divides_coarsely<Problem>;
+      std::is_same_v<typename Problem::In, Out> && is_16_bit_v<Out> &&
+      (keeps_all || std::is_same_v<Out, bhalf_t>)&&PartOfSlice<Problem>::unpacked &&
+      !divides_coarsely<Problem>;
+  /// The same of log_softmax: value - max of the share, in the output's type, from which the output is as far
+  /// again from 0, so that both roundings together are within one of its last place. (Where the share's
+  /// maximum is one of its values.)
+  static constexpr bool keeps_packed_differences = keeps_all && keeps_packed_exponentials;
   static constexpr bool keeps_exponentials =
       std::is_same_v<typename Problem::In, Acc> || keeps_packed_exponentials;
   /// The sum goes into the exponent: 16 bits of result do not show its rounding.
@@ -549,15 +570,18 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
 
   /// An exponential as it is kept.
   __device__ static Acc kept(Acc exponential) {
-    if constexpr (keeps_packed_exponentials) return PackedExponentials::kept(exponential);
+    if constexpr (keeps_packed_exponentials) return PackedExponentials<Out>::kept(exponential);
     return exponential;
   }
+  __device__ static Acc kept_difference(Acc difference) { return load_as<Acc>(store_as<Out>(difference)); }
 
   /// What the exponentials of a share are multiplied by, uncorrected as they were kept.
   __device__ Acc factor_of_share(Acc max_of_share) const {
     return exp_between_maxima(max_of_share - this->max) * this->factor *
            ExponentialBelow<Acc>(max_of_share).correction;
   }
+  /// What is added to the differences of a share.
+  __device__ Acc offset_of_share(Acc max_of_share) const { return this->log_softmax(max_of_share); }
 };
 
 // Out of the way of the instructions that every block takes.

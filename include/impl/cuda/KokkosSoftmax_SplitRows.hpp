@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
     Registers mine;
     const SplitRowLogits<Problem> logits(problem, where.index, first);
     logits.load(mine, call.x + where.x_offset + first, columns, share, lane, first);
-    Acc max = mine.maximum();
+    Acc max = mine.maximum(call.operation != Operation::log_softmax);
     if (lane == 0) max_of_warp[warp] = max;
     if (threadIdx.x == 0) shared_epoch = epoch;
     __syncthreads();
@@ -260,6 +260,14 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
         write([&](Acc exponential_of_i) { return exponential_of_i * factor; });
         return;
       }
+    }
+    if constexpr (SlicedRowResult<Problem>::keeps_packed_differences) {
+      // As who has to keep them in 16 bits.
+      const Acc max_of_share = finite_maximum(max), offset = result.offset_of_share(max_of_share);
+      write([&](Acc value) {
+        return SlicedRowResult<Problem>::kept_difference(value - max_of_share) + offset;
+      });
+      return;
     }
     logits.with_output(result, write);
   };
