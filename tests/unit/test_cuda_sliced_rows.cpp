@@ -749,6 +749,44 @@ TEST_F(CudaSlicedRows, RowsOf16BitsWithBiasOfAnySize) {
   }
 }
 
+// Of rows that one logit dominates the logarithm of its probability is next to 0, though its sum with the
+// bias is no number of 16 bits: what log_softmax subtracts is not rounded to one.
+template <class T, class Kernel>
+void check_dominated_rows_with_bias(std::int64_t columns, std::int64_t rows) {
+  using ks::impl::BoundBias, ks::impl::LogitOperand;
+  const Exec exec;
+  const Memory<T> x("x", rows * columns), y("y", rows * columns), bias("bias", columns);
+  Kokkos::deep_copy(bias, T(0.3f));
+  const auto logits = Kokkos::create_mirror_view(x);
+  for (std::int64_t i = 0; i < rows * columns; ++i) {
+    const std::int64_t row = i / columns, column = i % columns;
+    const std::int64_t logit =
+        column == (row * 997 + 5) % columns ? 3 + row % 300 : -250 + (row + column) % 100;
+    logits(i) = T(static_cast<float>(logit));
+  }
+  Kokkos::deep_copy(x, logits);
+  LogitOperand<T> operand;
+  operand.data = bias.data();
+  operand.column_stride = 1;
+  EXPECT_TRUE((run_kernel<Kernel>(Operation::log_softmax, exec, x.data(), y.data(), rows, columns,
+                                  BoundBias<T>{operand})));
+  const auto result = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), y);
+  const double bound = 4 * 0x1p-24 * std::log(static_cast<double>(columns));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    ASSERT_LE(std::fabs(static_cast<float>(result(row * columns + (row * 997 + 5) % columns))), bound)
+        << ks::scalar_name<T>() << ", row " << row << " of " << columns << " columns, " << Kernel::name;
+  }
+}
+TEST_F(CudaSlicedRows, RowsOf16BitsThatOneLogitDominatesBehindABias) {
+  using ks::impl::GridPipelinedRows, ks::impl::SplitRows;
+  for (const std::int64_t columns : {20000, 20001, 131072}) {
+    check_dominated_rows_with_bias<bhalf_t, GridPipelinedRows>(columns, 300);
+    check_dominated_rows_with_bias<half_t, GridPipelinedRows>(columns, 300);
+    check_dominated_rows_with_bias<bhalf_t, SplitRows>(columns, 5);
+    check_dominated_rows_with_bias<half_t, SplitRows>(columns, 5);
+  }
+}
+
 // A transform that knows its maximum from that of the logits, where it does and where it does not.
 TEST_F(CudaSlicedRows, Bfloat16RowsOfKnownMaximum) {
   using ks::impl::BoundCausal, ks::impl::BoundChain, ks::impl::BoundFunctor, ks::impl::BoundTemperature,
@@ -770,6 +808,29 @@ TEST_F(CudaSlicedRows, Bfloat16RowsOfKnownMaximum) {
     check_special_rows(columns,
                        BoundChain<BoundFunctor<ScaleFunction>, BoundFunctor<GeluErfFunction>>{{{3.0}}, {}});
   }
+}
+
+// Logits that a transform makes, of which slots keep exponentials or differences in 16 bits: of rows and
+// slices with dropped ends, and of so large ones that the maximum is subtracted first.
+template <class T>
+void check_rows_of_made_logits() {
+  using ks::impl::BoundBias, ks::impl::BoundCausal, ks::impl::BoundChain, ks::impl::BoundFunctor,
+      ks::impl::GeluErfFunction, ks::impl::ScaleFunction;
+  for (const std::int64_t columns : {16385, 20001, 50257, 65536, 131073}) {
+    const SpecialBias<T> bias(columns, 0.25f, 0);
+    check_special_rows<T>(columns, BoundChain<BoundBias<T>, BoundFunctor<GeluErfFunction>>{bias.bound(), {}});
+    check_special_rows<T>(columns,
+                          BoundChain<BoundFunctor<GeluErfFunction>, BoundCausal>{{}, {columns / 2, 2, 1}});
+    for (const double factor : {0.5, std::is_same_v<T, half_t> ? -3e3 : -1e6})
+      check_special_rows<T>(columns,
+                            BoundChain<BoundFunctor<ScaleFunction>, BoundBias<T>>{{{factor}}, bias.bound()});
+  }
+}
+TEST_F(CudaSlicedRows, Bfloat16RowsOfMadeLogits) {
+  check_rows_of_made_logits<bhalf_t>();
+}
+TEST_F(CudaSlicedRows, HalfRowsOfMadeLogits) {
+  check_rows_of_made_logits<half_t>();
 }
 
 // A mask among factors, before and behind them: what it drops is dropped in pairs.
