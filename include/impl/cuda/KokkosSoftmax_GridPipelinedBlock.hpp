@@ -53,7 +53,8 @@ struct GridPipelinedBlock {
   using Result = SlicedRowResult<Problem>;
   /// Whether rows may have an end of which nothing is kept: it is not read.
   static constexpr bool may_drop_ends = knows_end_of_kept<typename Problem::Transform::Row>;
-  /// So do the transformed logits, so that a transform and its operands are used once.
+  /// The transformed logits go back to the slot where they fit, so that a transform and its operands are used
+  /// once.
   static constexpr bool has_logits = Part::has_transform && (std::is_same_v<In, Acc> || Part::packed);
   /// Of pairs of 16 bits that become floats, a mask among factors, temperatures and ends: what it drops
   /// becomes -inf in the slot while its logits are still pairs, and stays that, whatever is done to it.
@@ -68,9 +69,9 @@ struct GridPipelinedBlock {
   /// 0.92 and 0.935, 0.79 and 0.82.)
   static constexpr bool parts_kernels = Result::keeps_packed_differences && !holds_shares;
   static_assert(parts_kernels || !for_differences);
-  /// The exponentials go back to the slot where they fit, so that a finisher only scales them.
+  /// So do the exponentials, so that a finisher only scales them.
   static constexpr bool has_exponentials = Result::keeps_exponentials && !for_differences;
-  /// Of log_softmax the differences from the maximum of their share, to which it only adds.
+  /// And, of log_softmax, the differences from the maximum of their share, to which it only adds.
   static constexpr bool has_differences =
       Result::keeps_packed_differences && (for_differences || !parts_kernels);
 

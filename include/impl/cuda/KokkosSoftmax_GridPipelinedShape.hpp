@@ -77,8 +77,8 @@ struct GridPipelinedShape {
   /// groups of 72 registers, which is too few for it, 0.66, 0.99, 0.98, 1.33; a share held by two warps of 88
   /// registers 0.64, 0.76, 0.87, 0.99; by one of 152, with 56 for finishers, two parts at once 0.62, 0.71,
   /// 0.93, 1.13, four 0.54, 0.66, 0.76, 0.93, all eight 0.81, 1.00, 0.89, 1.09. log_softmax, whose finishers
-  /// transform once more, 0.63, 0.92, 1.20, 1.30; with these registers 0.57, 0.81, 1.11, 1.28, and softmax
-  /// 0.54, 0.65, 0.81, 0.99; with 136 and 72 0.57, 0.81, 1.11, 1.56, and 0.55, 0.66, 0.82, 1.00.)
+  /// transformed once more then, 0.63, 0.92, 1.20, 1.30; with these registers 0.57, 0.81, 1.11, 1.28, and
+  /// softmax 0.54, 0.65, 0.81, 0.99; with 136 and 72 0.57, 0.81, 1.11, 1.56, and 0.55, 0.66, 0.82, 1.00.)
   static constexpr int holder_registers = 144, finisher_registers_beside_holders = 64,
                        other_registers_beside_holders = 64;
   static constexpr int parts_held = 8, parts_at_once = 4;
