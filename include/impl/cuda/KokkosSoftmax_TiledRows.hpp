@@ -538,25 +538,29 @@ struct TiledRows {
                                                     {2350, 2553}, {2680, 3577}, {3640, 4601}};
   static constexpr Lengths lengths_of_others[] = {{940, 1003}, {2950, 3065}, {3200, 3577}, {4300, 4601}};
 
-  /// With a mask for all rows, which the warps of a block share where rows are in tiles. (512 MB of bfloat16
-  /// on one H200, fraction of a copy, this kernel and those: 701 columns 0.91 and 0.65, 1001 0.82 and 0.83,
-  /// 1501 0.84 and 0.76, 2047 0.79 and 0.60, 2601 0.77 and 0.67, 3001 0.74 and 0.80, 4097 0.68 and 0.75, 4601
-  /// 0.62 and 0.80. With one as large as x 0.945 to 0.956 in tiles at all of these, and 0.89 to 0.95.)
-  static constexpr index_type longest_with_mask_of_all = 2800;
+  /// With a mask for all rows, which the warps of a block share where rows are in tiles. (1 GiB of bfloat16
+  /// on one H200, fraction of a copy of softmax and log_softmax, this kernel and those: 701 columns 0.93 and
+  /// 0.75, 0.90 and 0.71, 1001 0.85 and 0.88, 0.84 and 0.85, 1473 0.82 twice, 0.80 and 0.82, 1601 0.88 and
+  /// 0.80, 0.85 and 0.78, 1857 0.82 and 0.86, 0.81 and 0.79, 1921 0.765 and 0.88, 0.76 and 0.81, 2041 0.81
+  /// and 0.91, 0.82 and 0.85, 2047 0.815 and 0.71, 0.815 and 0.66, 2241 0.82 and 0.77, 0.82 and 0.72, 2369
+  /// 0.73 and 0.84, 0.71 and 0.78, 2497 0.745 and 0.87, 0.73 and 0.82, 2625 0.78 and 0.76, 0.76 and 0.695,
+  /// 2799 0.77 and 0.80, 0.75 and 0.74, 2900 0.75 and 0.87, 0.73 and 0.79. With one as large as x 0.945 to
+  /// 0.956 in tiles at all of these, and 0.89 to 0.95.)
+  static constexpr Lengths lengths_with_mask_of_all[] = {{1880, 2041}, {2300, 2553}, {2801, longest_written}};
 
   template <class Problem>
   static bool stays_in_registers(const Problem& problem) {
     using Transform = typename Problem::Transform;
-    if constexpr (has_packed_mask<Transform>)
-      return mask_of(problem).row_offset.is_none() && problem.geometry.columns > longest_with_mask_of_all;
-    constexpr bool is_identity = std::is_same_v<Transform, BoundIdentity>;
-    constexpr bool is_one_step =
-        is_identity || std::is_same_v<Transform, BoundScale> || std::is_same_v<Transform, BoundCausal>;
     const auto is_in = [&](const auto& lengths) {
       return std::any_of(std::begin(lengths), std::end(lengths), [&](const Lengths& l) {
         return problem.geometry.columns >= l.first && problem.geometry.columns <= l.last;
       });
     };
+    if constexpr (has_packed_mask<Transform>)
+      return mask_of(problem).row_offset.is_none() && is_in(lengths_with_mask_of_all);
+    constexpr bool is_identity = std::is_same_v<Transform, BoundIdentity>;
+    constexpr bool is_one_step =
+        is_identity || std::is_same_v<Transform, BoundScale> || std::is_same_v<Transform, BoundCausal>;
     if (is_identity && problem.operation == Operation::softmax) return is_in(lengths_of_softmax);
     return is_one_step ? is_in(lengths_of_one_step) : is_in(lengths_of_others);
   }
