@@ -185,43 +185,33 @@ struct PackedPair {
 };
 
 /// Two floats from 0 up to below 2, as the exponentials below a maximum are, in 16 bits each, for outputs of
-/// type T.
+/// type T: without the sign and the first bits of the exponent, which leaves as many more to the significand.
+/// Of bfloat16 two, so that an output rounded from these is within 5/8 of its last place. Of half, which has
+/// but five bits of exponent, one more than its own: an output is within one of its last place, and what is
+/// less than 2^-31 is that, of which every output is 0.
 template <class T>
-struct PackedExponentials;
-
-/// With two bits of the significand more than bfloat16 has: an output rounded from these is within 5/8 of its
-/// last place.
-template <>
-struct PackedExponentials<bhalf_t> {
+struct PackedExponentials {
   __device__ static unsigned of(float first, float second) {
     return __byte_perm(rounded(first), rounded(second), 0x7632);
   }
-  __device__ static float low(unsigned pair) { return bits_as<float>(pair << 14 & significant); }
-  __device__ static float high(unsigned pair) { return bits_as<float>(pair >> 2 & significant); }
+  __device__ static float low(unsigned pair) { return unpacked(pair << (16 - left_out)); }
+  __device__ static float high(unsigned pair) { return unpacked(pair >> left_out); }
   /// What these keep of a float.
   __device__ static float kept(float value) { return high(rounded(value)); }
 
  private:
-  static constexpr unsigned significant = 0x3fffc000u;  // not the sign, nor the exponent's first bit
-  __device__ static unsigned rounded(float value) { return bits_as<unsigned>(value) * 4 + 0x8000u; }
-};
+  static constexpr bool is_half = std::is_same_v<T, half_t>;
+  static constexpr int left_out = is_half ? 4 : 2;
+  static constexpr unsigned significant = 0xffffu << (16 - left_out);
+  /// What all have in common of the bits that are left out.
+  static constexpr unsigned common = is_half ? (127u - 31u) << 23 : 0;
 
-/// With one bit of the significand more than half has, which uses but five of the exponent's, too: an output
-/// is within one of its last place. What is less than 2^-31 is that, of which every output is 0.
-template <>
-struct PackedExponentials<half_t> {
-  __device__ static unsigned of(float first, float second) {
-    return __byte_perm(rounded(first), rounded(second), 0x7632);
-  }
-  __device__ static float low(unsigned pair) { return bits_as<float>((pair << 12 & significant) | least); }
-  __device__ static float high(unsigned pair) { return bits_as<float>((pair >> 4 & significant) | least); }
-  __device__ static float kept(float value) { return high(rounded(value)); }
-
- private:
-  static constexpr unsigned significant = 0x0ffff000u, least = (127u - 31u) << 23;
-  // (The exponent's first three bits, which all have in common, are lost.)
   __device__ static unsigned rounded(float value) {
-    return bits_as<unsigned>(fmaxf(value, 0x1p-31f)) * 16 + 0x8000u;
+    if constexpr (is_half) value = fmaxf(value, 0x1p-31f);
+    return bits_as<unsigned>(value) * (1u << left_out) + 0x8000u;
+  }
+  __device__ static float unpacked(unsigned shifted) {
+    return bits_as<float>((shifted & significant) | common);
   }
 };
 
