@@ -401,20 +401,18 @@ struct GridPipelinedRows {
                              shape.slices_a_ticket);
     const int known_bytes = GridPipelinedBlock<Problem, kind>::turn_of(shape) *
                             static_cast<int>(sizeof(GridPipelinedSlot<Problem>));
-    const auto launch_kernel_of = [&](const auto kernel) {
-      launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-        launch_cooperatively(
-            exec, kernel, device.multiprocessors, threads_of<Problem, kind>,
-            static_cast<std::size_t>(shape.bytes_of_slots() + shape.bytes_staged() + known_bytes), problem,
-            shape, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
-      });
-    };
+    auto* kernel = &grid_pipelined_rows_kernel<Problem, kind, false>;
     using OfBlock = GridPipelinedBlock<Problem>;
     if constexpr (OfBlock::parts_kernels) {
       if (OfBlock::keeps_differences(problem.operation, shape))
-        return launch_kernel_of(&grid_pipelined_rows_kernel<Problem, kind, true>);
+        kernel = &grid_pipelined_rows_kernel<Problem, kind, true>;
     }
-    launch_kernel_of(&grid_pipelined_rows_kernel<Problem, kind, false>);
+    launch_labelled(exec, kernel_label(problem.operation, name), [&] {
+      launch_cooperatively(
+          exec, kernel, device.multiprocessors, threads_of<Problem, kind>,
+          static_cast<std::size_t>(shape.bytes_of_slots() + shape.bytes_staged() + known_bytes), problem,
+          shape, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
+    });
   }
 
   /// Finds out whether the operands can be staged, and where: not where they leave so few slots that copies

@@ -267,9 +267,9 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
       write([&](Acc value) {
         return SlicedRowResult<Problem>::kept_difference(value - max_of_share) + offset;
       });
-      return;
+    } else {
+      logits.with_output(result, write);
     }
-    logits.with_output(result, write);
   };
   constexpr int usual = ReductionPlan::usual_slice_bytes / ReductionPlan::part_bytes / parts;
   if (call.warp_columns <= usual * PartOfSlice<Problem>::columns) {
