@@ -253,6 +253,10 @@ struct GridPipelinedRows {
     shape.collectors = GridPipelinedShape::collectors_for<Problem>(plan.slices);
     const int slot_bytes = shape.slot_bytes + known_bytes;
     const int shared_bytes = device.shared_bytes - shape.bytes_staged();
+    const bool memory_is_fast = has_fast_memory(exec.cuda_device());
+    if (memory_is_fast &&
+        GridPipelinedShape::leaves_a_slot(problem, plan, has_whole_lines, device.multiprocessors))
+      slots = std::min(slots, GridPipelinedShape::slots_if_one_is_left);
     shape.slots = std::min({slots, shared_bytes / slot_bytes, GridPipelinedShape::most_slots});
     const auto capacity = [&] { return static_cast<index_type>(device.multiprocessors) * shape.slots; };
     const auto rereads = [&] {
@@ -288,23 +292,36 @@ struct GridPipelinedRows {
       shape.slices_kept =
           GridPipelinedShape::most_bytes_kept / (plan.slice_columns * static_cast<int>(sizeof(In)));
     }
-    shape.most_copies =
-        std::max(1, std::min(std::max(copies, copies * ReductionPlan::usual_slice_bytes / shape.slot_bytes),
-                             shape.slots - std::max(shape.parties, shape.collectors)));
-    shape.draws_early = problem.operation != Operation::logsumexp &&
-                        (sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0);
-    constexpr bool only_copies =
-        !has_transform || (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
     const bool ring_has_two = plan.slices <= shape.slots / 2;
-    shape.collects_slice_each =
-        plan.slices <= 32 && (waits_by_warp<typename Problem::Acc> || !has_whole_lines || !only_copies ||
-                              (operands_of<typename Problem::Transform> == 0 &&
-                               (sizeof(In) == 2 || plan.slices > 8 || ring_has_two)));
-    shape.all_slices = problem.geometry.rows * plan.slices + (shape.rereads ? shape.slices_reread : 0);
+    const bool is_paced = GridPipelinedShape::is_paced(problem, plan, memory_is_fast, device.multiprocessors);
     // So that a block has one of these rows in its ring while another one comes.
     shape.whole_rows = !shape.rereads && ring_has_two && !shape.keeps_columns &&
                        !GridPipelinedShape::deals_slices_of_short_rows(problem, plan, has_whole_lines,
-                                                                       device.multiprocessors);
+                                                                       is_paced, device.multiprocessors);
+    copies = std::max(copies, copies * ReductionPlan::usual_slice_bytes / shape.slot_bytes);
+    if (shape.whole_rows && is_paced && !shape.drops_ends) {
+      const index_type bytes_a_slice =
+          problem.geometry.columns * static_cast<index_type>(sizeof(In)) / plan.slices;
+      copies = static_cast<int>(ceil_div(
+          GridPipelinedShape::copied_bytes_of_whole_rows(has_larger_outputs<Problem>), bytes_a_slice));
+    }
+    shape.most_copies =
+        std::max(1, std::min(copies, shape.slots - std::max(shape.parties, shape.collectors)));
+    using Transform = typename Problem::Transform;
+    const bool has_long_slices =
+        plan.slice_columns * static_cast<int>(sizeof(In)) > ReductionPlan::usual_slice_bytes;
+    shape.draws_early = problem.operation != Operation::logsumexp &&
+                        (sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0 ||
+                         (is_paced && has_long_slices && !shape.whole_rows &&
+                          (!has_transform || keeps_rows_packed<Transform>)));
+    constexpr bool only_copies =
+        !has_transform || (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
+    shape.collects_slice_each =
+        plan.slices <= 32 &&
+        (waits_by_warp<typename Problem::Acc> || !has_whole_lines || !only_copies ||
+         (operands_of<Transform> == 0 && (sizeof(In) == 2 || plan.slices > 8 || ring_has_two)));
+    if (is_paced && shape.collector_paces(problem, has_whole_lines)) shape.collects_slice_each = false;
+    shape.all_slices = problem.geometry.rows * plan.slices + (shape.rereads ? shape.slices_reread : 0);
     shape.slices_a_ticket = shape.whole_rows ? static_cast<int>(plan.slices) : 1;
     if (problem.operation == Operation::logsumexp && shape.slices_a_ticket == 1)
       shape.slices_a_ticket = GridPipelinedShape::slices_read_at_once;

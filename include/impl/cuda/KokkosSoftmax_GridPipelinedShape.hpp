@@ -52,6 +52,34 @@ struct GridPipelinedShape {
   /// elsewhere. (2 M columns of float: with three 0.941, with two 0.948; 8 M: 0.69 and 0.72. Bfloat16 2.5 M
   /// 0.912 and 0.922, 3.5 M 0.915 and 0.926, 4194304 0.912 and 0.922.)
   static constexpr int most_copies_of_held_rows = 2;
+  /// Whether what paces the reads of a block counts, where memory is fast: of rows that no other kernel
+  /// takes, if there are many of them. (One H200, float 8193 columns, two copies under way and three: 0.95
+  /// and 0.965 of a copy. Microseconds in a stream, three and two: float 512, 2048 and 4096 rows of
+  /// 16388 21.2 and 22.0, 73.0 and 71.7, 138.3 and 135.6, bfloat16 512, 1024 and 4096 rows of 32768 21.3
+  /// and 21.7, 40.3 and 40.7, 137.8 and 136.4.)
+  template <class Problem>
+  static bool is_paced(const Problem& problem, const ReductionPlan& plan, bool memory_is_fast,
+                       int multiprocessors) {
+    constexpr index_type most_columns_of_others = 16384;
+    constexpr int fewest_slices_a_multiprocessor = 24;
+    return memory_is_fast && sizeof(typename Problem::In) <= 4 && problem.operation != Operation::logsumexp &&
+           problem.geometry.columns > most_columns_of_others &&
+           has_slices(problem, plan, fewest_slices_a_multiprocessor * multiprocessors);
+  }
+  template <class Problem>
+  static bool has_slices(const Problem& problem, const ReductionPlan& plan, int fewest) {
+    return problem.geometry.rows * plan.slices >= fewest;
+  }
+
+  /// Of whole rows of a block that is_paced, as few copies as together are so long: more would be of the next
+  /// row while this one's are waited for. Outputs that are larger take their share of memory. (One H200,
+  /// fractions of a copy of 1 GiB, two, three and four copies: bfloat16 18432 columns, slices of 36 KB, 0.98,
+  /// 0.965 and 0.965, 20480, 20 KB, 0.90, 0.975 and 0.97, 24576, 24 KB, 0.95, 0.965 and 0.96, 25600, 25 KB,
+  /// 0.96, 0.975 and 0.965, 27648, 27 KB, 0.98, 0.97 and 0.965, 32768, 32 KB, 0.975, 0.96 and 0.955,
+  /// log_softmax 0.975, 0.95 and 0.95, with a temperature 0.97, 0.96 and 0.955; float 17001, 33 KB, with a
+  /// mask 0.99, 0.985 and 0.98; bfloat16 to float 17001, 17 KB, 0.92, 0.93 and 0.93, 18001, 18 KB, 0.93,
+  /// 0.925 and 0.92, 20001, 20 KB, 0.945, 0.915 and 0.915.)
+  static constexpr int copied_bytes_of_whole_rows(bool widens) { return (widens ? 34 : 53) * 1024; }
 
   /// Of a row that may be read twice, the slices that are held all the same: all where they leave enough of
   /// the grid's slots for the next row to come meanwhile; of a much longer row, or where operands take room,
@@ -140,24 +168,72 @@ struct GridPipelinedShape {
   /// floats, of 16 bits of more than two slices in whole lines, and of what becomes wider in whole lines,
   /// where there are many of them. (Bfloat16 to float, one H200, fractions of a copy, whole rows to a block
   /// and so: 24576 columns 0.92 and 0.95, 32768 0.93 and 0.965, but 16387 0.94 and 0.91. Others, one H200,
-  /// fractions of a copy of 1 GiB, whole rows to a block and so: float 16388 columns 0.950 and 0.958, 20480
-  /// 0.948 and 0.964, 24576 0.942 and 0.949, 28672 0.944 and 0.960, bfloat16 45056 0.946 and 0.973, 49152
-  /// 0.933 and 0.953, 57344 0.939 and 0.961, but 32776 0.956 and 0.941, 40002 0.957 and 0.938; microseconds
-  /// in a CUDA graph, float 512 x 16388 18.9 and 20.6, 1024 x 28672 63.4 and 61.9, 2048 x 16388 70.0
-  /// and 71.1.)
+  /// fractions of a copy of 1 GiB, whole rows to a block and so: float 20480 0.948 and 0.964, 24576 0.942 and
+  /// 0.949, 28672 0.944 and 0.960, bfloat16 45056 0.946 and 0.973, 49152 0.933 and 0.953, 57344 0.939 and
+  /// 0.961, but 32776 0.956 and 0.941, 40002 0.957 and 0.938; microseconds in a CUDA graph, float 512 x 16388
+  /// 18.9 and 20.6, 1024 x 28672 63.4 and 61.9, 2048 x 16388 70.0 and 71.1.) `is_paced`: not those of
+  /// two slices, of which a block then has two copies under way. (Likewise, float 16388 columns 0.98 and
+  /// 0.97, 18432 0.975 and 0.965, 20480 0.97 and 0.98; before, with three copies, 16388 0.950 and 0.958.)
   template <class Problem>
   static bool deals_slices_of_short_rows(const Problem& problem, const ReductionPlan& plan,
-                                         bool has_whole_lines, int multiprocessors) {
+                                         bool has_whole_lines, bool is_paced, int multiprocessors) {
     using In = typename Problem::In;
     constexpr int fewest_slices_a_multiprocessor = 64;
     constexpr bool is_plain =
         sizeof(In) <= sizeof(typename Problem::Out) && !PartOfSlice<Problem>::has_transform;
-    const bool pays = has_larger_outputs<Problem>
-                          ? has_whole_lines
-                          : sizeof(In) == 4 || (sizeof(In) == 2 && has_whole_lines && plan.slices > 2);
+    const bool pays = has_larger_outputs<Problem> ? has_whole_lines
+                      : sizeof(In) == 4           ? !is_paced || plan.slices > 2
+                                                  : sizeof(In) == 2 && has_whole_lines && plan.slices > 2;
     return is_plain && pays && problem.operation != Operation::logsumexp &&
-           problem.geometry.rows * plan.slices >=
-               index_type(fewest_slices_a_multiprocessor) * multiprocessors;
+           has_slices(problem, plan, fewest_slices_a_multiprocessor * multiprocessors);
+  }
+
+  /// Whether six slots are better than the seven that there is room for, of slices of the usual length, where
+  /// memory is fast: without a transform, of some slices a row, and of 16 bits in whole lines, where there
+  /// are many of them. (One H200, fractions of a copy of 1 GiB, seven and six: float 24576 columns 0.959 and
+  /// 0.966, 65536 0.972 and 0.973, 98304 0.965 and 0.970, 196608 0.968 and 0.973, 245760 0.969 and 0.972, but
+  /// 131072 0.965 and 0.961, 262144 0.968 and 0.965, 1 M 0.97 and 0.95; bfloat16 49152 0.958 and 0.962, 65536
+  /// 0.964 and 0.969, 131072 0.966 and 0.970, 229376 0.965 and 0.968, but 262144 0.958 and 0.942; 80001 0.96
+  /// and 0.93; half 65536 0.963 and 0.968, log_softmax 0.958 and 0.964. With a temperature float 65536 0.972
+  /// and 0.966, bfloat16 0.96 and 0.94. Microseconds in a stream, bfloat16 2112 and 4096 rows of 65536 140.0
+  /// and 140.7, 265.7 and 264.5.)
+  template <class Problem>
+  static bool leaves_a_slot(const Problem& problem, const ReductionPlan& plan, bool has_whole_lines,
+                            int multiprocessors) {
+    constexpr bool is_float = sizeof(typename Problem::In) == 4;
+    constexpr bool is_plain = sizeof(typename Problem::In) <= 4 && !has_larger_outputs<Problem> &&
+                              !PartOfSlice<Problem>::has_transform;
+    const index_type s = plan.slices;
+    const bool has_some_slices = s >= 3 && (s <= 14 || (is_float && s > 16 && s <= 30));
+    constexpr int fewest_slices_a_multiprocessor = 96;
+    constexpr int usual_columns =
+        ReductionPlan::usual_slice_bytes / static_cast<int>(sizeof(typename Problem::In));
+    return is_plain && problem.operation != Operation::logsumexp && has_some_slices &&
+           plan.slice_columns == usual_columns && (is_float || has_whole_lines) &&
+           has_slices(problem, plan, fewest_slices_a_multiprocessor * multiprocessors);
+  }
+  static constexpr int slots_if_one_is_left = 6;
+
+  /// Whether the collector is better slow (not collects_slice_each) where that is_paced: there is little to
+  /// do for a slice but to copy it, it is long, and others are on their way meanwhile. (One H200, fractions
+  /// of a copy of 1 GiB, quick and slow: float 24577 columns 0.97 and 0.98, 40001 0.966 and 0.976, 57345 0.97
+  /// and 0.98, 98305 0.967 and 0.972, 130001 0.966 and 0.970, but 28001, of slices of 28 KB, 0.98 and 0.92,
+  /// 131073, 17 slices, 0.98 and 0.93; with a mask as large as x 24577 0.963 and 0.985, 40001 0.985 and
+  /// 0.992, 98305 0.97 and 0.985, but with one for all rows 24577 0.93 and 0.96, 40001 0.967 and 0.91;
+  /// bfloat16 53248 0.956 and 0.966, 73728 0.955 and 0.968, but 147456, eight slices, 0.96 and 0.93.)
+  template <class Problem>
+  bool collector_paces(const Problem& problem, bool has_whole_lines) const {
+    using Transform = typename Problem::Transform;
+    constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
+    constexpr int size = sizeof(typename Problem::In);
+    const int slice_bytes = slice_columns * size;
+    if constexpr (size == 4 && (!has_transform || only_drops<Transform>)) {
+      return !has_whole_lines && !drops_ends && slices <= 16 &&
+             slice_bytes >= ReductionPlan::usual_slice_bytes && !has_operands_of_all_rows(problem.transform);
+    } else if constexpr (size == 2 && !has_transform && !has_larger_outputs<Problem>) {
+      return has_whole_lines && slices <= 4 && slice_bytes > ReductionPlan::usual_slice_bytes;
+    }
+    return false;
   }
 
   index_type slices;      ///< of a row
@@ -198,15 +274,19 @@ struct GridPipelinedShape {
   /// Whether a ticket is drawn while the slot's last results are still being copied from it, which takes
   /// about as long as the way to the counter and back. (One H200, fractions of a copy, without and with: of
   /// bfloat16 65536 columns 0.963 and 0.972, 393216 0.939 and 0.956, of float 1 M 0.955 and 0.963, 2 M 0.913
-  /// and 0.941. Not for 16 bits without operands where slices begin anywhere: of bfloat16 131073 columns
-  /// 0.922 and 0.909, with a factor 0.803 and 0.788, but with a mask 0.814 and 0.823.)
+  /// and 0.941. Not for 16 bits without operands where slices begin anywhere: of bfloat16 50257 columns 0.958
+  /// and 0.953, GELU of 131073 0.625 and 0.62; but for longer slices than the usual ones, if is_paced: 65537
+  /// columns 0.933 and 0.955, 73000 0.955 and 0.959, 131073 0.93 and 0.955, 151643 0.94 and 0.96, 65544 0.95
+  /// and 0.97, half 131073 0.93 and 0.952, log_softmax 0.954 and 0.968, with a temperature 65537 0.905 and
+  /// 0.93, 140001 0.945 and 0.96, though whole rows of 33001 0.963 and 0.959.)
   bool draws_early;
   /// Whether the collector's lanes have a slice each, which takes it fewer instructions, and it paces a block
   /// that has more to do for a slice than to copy it. (One H200, fractions of a copy, without and with: float
   /// 131073 columns 0.945 and 0.973; bfloat16 65536 0.943 and 0.968, with a factor 0.941 and 0.959, with a
   /// temperature 0.846 and 0.882, half 0.896 and 0.935, bfloat16 131073 with a bias as large as x 0.72 and
   /// 0.76, with one for all rows 0.49 and 0.53, 393216 0.956 and 0.970. Not for what is little more than a
-  /// copy: there float had 0.969 and 0.961, and bfloat16 with a mask 0.946 and 0.928.)
+  /// copy: there float had 0.969 and 0.961, and bfloat16 with a mask 0.946 and 0.928; nor where
+  /// collector_paces().)
   bool collects_slice_each;
   /// Where rows may be read twice: the slices of a row, its first, that are (the others stay in their slots),
   /// and those of them, the last, that are to stay in L2 until then.

@@ -474,7 +474,7 @@ struct TiledLogits {
     // and 0.77; with a factor, a bias, a mask and a causal mask 385 0.88 and 0.74, 701 0.84 and 0.88, 1001
     // 0.94 and 0.95, 1273 0.73, 1601 0.85 and 0.79, 2047 0.92 and 0.91, 2601 0.83 and 0.96, 6001 0.86 and
     // 0.95.)
-    if (!has_operands_of_all(problem) && columns > 640 && (columns <= 1400 || columns > 2080))
+    if (!has_operands_of_all_rows(problem.transform) && columns > 640 && (columns <= 1400 || columns > 2080))
       return "rows of this length stay in registers as fast";
     return {};
   }
@@ -513,13 +513,6 @@ struct TiledLogits {
     if constexpr (operands_of<typename Problem::Transform> != 0) problem.transform.visit_operands(use);
   }
 
-  template <class Problem>
-  static bool has_operands_of_all(const Problem& problem) {
-    bool has = false;
-    visit_operands(problem, [&](const auto& operand) { has = has || operand.row_offset.is_none(); });
-    return has;
-  }
-
   /// How rows are spread over lanes and shared memory.
   template <class Problem>
   struct Plan {
@@ -530,7 +523,7 @@ struct TiledLogits {
     index_type blocks;
 
     Plan(const cudaDeviceProp& device, const Problem& problem) : call{problem, 0, 1, 0, 0} {
-      call.has_operands_of_all = TiledLogits::has_operands_of_all(problem);
+      call.has_operands_of_all = has_operands_of_all_rows(problem.transform);
       const auto columns = static_cast<int>(problem.geometry.columns);
       const int words = columns / 2 + 1;  // wherever a row begins
       while (lanes <= 32 && words > pairs * lanes) lanes *= 2;
