@@ -183,6 +183,59 @@ TEST_F(CudaSlicedRows, DoubleRowsGiveTheSameBitsAnywhere) {
                            262144, 262145, 393215, 524289, 700001, 917505, 921601, 1572865});
 }
 
+// Whether a row of many is not as the one that it repeats.
+template <class T>
+struct AddIfNotRepeated {
+  const T *y, *expected;
+  std::int64_t period;
+  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& different) const {
+    different += !have_same_bits(y[i], expected[i % period]);
+  }
+};
+
+// So many rows that how a block's reads are paced is chosen for them, by length, boundaries and type: all
+// have the bits that they have among few.
+template <class T>
+void check_many_rows(std::initializer_list<std::int64_t> lengths) {
+  const Exec exec;
+  constexpr std::int64_t different = 8, slices_a_multiprocessor = 100, bytes_of_slice = 36 * 1024;
+  const std::int64_t bytes =
+      slices_a_multiprocessor * bytes_of_slice * exec.cuda_device_prop().multiProcessorCount;
+  for (const std::int64_t columns : lengths) {
+    const std::int64_t period = different * columns,
+                       rows = bytes / (period * static_cast<std::int64_t>(sizeof(T))) * different,
+                       size = rows * columns;
+    const Memory<T> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), size),
+        y(Kokkos::view_alloc("y", Kokkos::WithoutInitializing), size),
+        expected(Kokkos::view_alloc("expected", Kokkos::WithoutInitializing), period);
+    fill(exec, x.data(), different, columns);
+    for (std::int64_t have = period; have < size; have *= 2) {
+      EXPECT_CUDA(cudaMemcpyAsync(x.data() + have, x.data(), std::min(have, size - have) * sizeof(T),
+                                  cudaMemcpyDeviceToDevice, exec.cuda_stream()));
+    }
+    for (const auto operation : {Operation::softmax, Operation::log_softmax}) {
+      {
+        const ks::ScopedImplementation forced(kernels[1]);
+        run(operation, exec, x.data(), expected.data(), different, columns);
+      }
+      const ks::ScopedImplementation forced(kernels[0]);
+      run(operation, exec, x.data(), y.data(), rows, columns);
+      std::int64_t count = -1;
+      Kokkos::parallel_reduce("count",
+                              Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, size),
+                              AddIfNotRepeated<T>{y.data(), expected.data(), period}, count);
+      EXPECT_EQ(count, 0) << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << rows
+                          << " x " << columns;
+    }
+  }
+}
+
+TEST_F(CudaSlicedRows, ManyRowsAreAsFew) {
+  check_many_rows<float>({16385, 18432, 20001, 24576, 24577, 40001, 65536, 131073});
+  check_many_rows<bhalf_t>({16385, 18432, 20001, 24576, 32768, 33001, 49152, 65536, 65537, 73728, 131073});
+  check_many_rows<half_t>({32768, 65537, 73728});
+}
+
 // The slices of logsumexp come some at a time, of one row or of several: as many rows as leave any rest.
 template <class T>
 void check_logsumexp_of_rows(std::initializer_list<std::int64_t> lengths) {
