@@ -2,14 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // The measurements behind include/impl/cuda/KokkosSoftmax_CudaTuning.hpp: grid_pipelined_rows with slices of
-// several sizes, rows held in the ring as far as it goes, up to 0.7 of it, or read twice, as a fraction of
-// cudaMemcpy of the same bytes in the same run; 1 GiB in and 1 GiB out.
+// several sizes, rows held in the ring as far as it goes, up to 0.7 of it, or read twice; and behind
+// include/impl/cuda/KokkosSoftmax_GridPipelinedShape.hpp: what paces a block's reads. As fractions of
+// cudaMemcpy of the same bytes in the same run; 1 GiB in.
 //
-//   kokkossoftmax_tune_sliced_rows
+//   kokkossoftmax_tune_sliced_rows [slices|paces]
 #include <KokkosSoftmax.hpp>
 
 #include <algorithm>
 #include <cstdio>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -51,49 +54,100 @@ float median_ms(cudaStream_t stream, const Run& run) {
   return times[times.size() / 2];
 }
 
+constexpr index_type total_bytes = index_type(1) << 30;  // of x
+
 template <class T>
-void sweep() {
-  using ks::impl::Block, ks::impl::GridPipelinedRows, ks::impl::LogitShape, ks::impl::ReductionPlan,
-      ks::impl::RowGeometry;
-  using Problem = ks::impl::RowsProblem<T, T, ks::impl::BoundIdentity>;
-  const Kokkos::Cuda exec;
-  const index_type total = (index_type(1) << 30) / static_cast<index_type>(sizeof(T));
-  const Kokkos::View<T*, Kokkos::CudaSpace> x(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), total),
-      y(Kokkos::view_alloc("y", Kokkos::WithoutInitializing), total);
-  Kokkos::parallel_for("fill",
-                       Kokkos::RangePolicy<Kokkos::Cuda, Kokkos::IndexType<index_type>>(exec, 0, total),
-                       Fill<T>{x.data()});
-  const float copy = median_ms(exec.cuda_stream(), [&] {
-    ks::impl::check_cuda(
-        cudaMemcpyAsync(y.data(), x.data(), total * sizeof(T), cudaMemcpyDeviceToDevice, exec.cuda_stream()),
-        "cudaMemcpyAsync");
-  });
-  std::printf("%s, fraction of a copy at %.0f GB/s\n%10s %10s", ks::scalar_name<T>(),
-              2e-6 * static_cast<double>(total * sizeof(T)) / copy, "rows", "columns");
+using Memory = Kokkos::View<T*, Kokkos::CudaSpace>;
+
+/// x and y, and what a copy of as many bytes as both have takes.
+template <class In, class Out>
+struct Operands {
+  using Problem = ks::impl::RowsProblem<In, Out, ks::impl::BoundIdentity>;
+  Kokkos::Cuda exec;
+  index_type total = total_bytes / static_cast<index_type>(sizeof(In));
+  Memory<In> x = Memory<In>(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), total);
+  Memory<Out> y = Memory<Out>(Kokkos::view_alloc("y", Kokkos::WithoutInitializing), total);
+  double copy_gb_per_s = 0;
+
+  Operands() {
+    Kokkos::parallel_for("fill",
+                         Kokkos::RangePolicy<Kokkos::Cuda, Kokkos::IndexType<index_type>>(exec, 0, total),
+                         Fill<In>{x.data()});
+    const float copy = median_ms(exec.cuda_stream(), [&] {
+      ks::impl::check_cuda(
+          cudaMemcpyAsync(y.data(), x.data(), total_bytes, cudaMemcpyDeviceToDevice, exec.cuda_stream()),
+          "cudaMemcpyAsync");
+    });
+    copy_gb_per_s = 2e-6 * static_cast<double>(total_bytes) / copy;
+    const char *const in = ks::scalar_name<In>(), *const out = ks::scalar_name<Out>();
+    std::printf("%s%s%s, fraction of a copy at %.0f GB/s\n%10s %10s", in,
+                std::is_same_v<In, Out> ? "" : " to ", std::is_same_v<In, Out> ? "" : out, copy_gb_per_s,
+                "rows", "columns");
+  }
+
+  Problem problem(index_type columns) const {
+    const index_type rows = total / columns;
+    UnmanagedRows<const In> from(x.data(), rows, columns);
+    UnmanagedRows<Out> to(y.data(), rows, columns);
+    ks::impl::LogitShape shape;
+    shape.rank = 2;
+    shape.axis = 1;
+    shape.extent[0] = shape.rows = rows;
+    shape.extent[1] = shape.columns = columns;
+    const ks::impl::Block from_block = ks::impl::block_of(from), to_block = ks::impl::block_of(to);
+    return {x.data(),
+            y.data(),
+            ks::impl::Operation::softmax,
+            false,
+            ks::impl::RowGeometry::of(shape, from_block, to_block),
+            {}};
+  }
+
+  /// Prints what a call with such a plan and choice reaches.
+  void measure(const Problem& problem, const ks::impl::ReductionPlan& plan,
+               const ks::impl::GridPipelinedChoice& choice) const {
+    const float ms = median_ms(exec.cuda_stream(),
+                               [&] { ks::impl::GridPipelinedRows::run_with(exec, problem, plan, choice); });
+    const auto moved = static_cast<double>(problem.geometry.rows * problem.geometry.columns *
+                                           static_cast<index_type>(sizeof(In) + sizeof(Out)));
+    std::printf("  %9.3f", moved * 1e-6 / ms / copy_gb_per_s);
+  }
+
+ private:
+  template <class T>
+  using UnmanagedRows =
+      Kokkos::View<T**, Kokkos::LayoutRight, Kokkos::CudaSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+};
+
+template <class Problem>
+void begin_line(const Problem& problem) {
+  std::printf("%10lld %10lld", static_cast<long long>(problem.geometry.rows),
+              static_cast<long long>(problem.geometry.columns));
+}
+void end_line() {
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+template <class T>
+void sweep_slices() {
+  using ks::impl::ReductionPlan;
+  const Operands<T, T> operands;
+  using Problem = typename Operands<T, T>::Problem;
   constexpr int slice_bytes[] = {20480, 24576, 32640, 32768, ReductionPlan::largest_slice_bytes};
   constexpr double parts_held[] = {1, 0.7, 0, -1};  // below 0: as the kernel likes, parked where that can be
   for (const int bytes : slice_bytes) {
     for (const double part : parts_held) std::printf("  %5d/%.1f", bytes, part);
   }
-  std::printf("\n");
+  end_line();
   std::vector<index_type> lengths;
   for (index_type bytes = 32768; bytes < 8000000; bytes *= 2) lengths.push_back(bytes);
   for (const index_type mega : {8, 9, 10, 11, 12, 14, 16, 20, 24, 32, 48, 64, 80})
     lengths.push_back(mega * 1024 * 1024);
   for (const index_type row_bytes : lengths) {
-    const index_type columns = row_bytes / static_cast<index_type>(sizeof(T)), rows = total / columns;
-    const Kokkos::View<T**, Kokkos::LayoutRight, Kokkos::CudaSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>
-        from(x.data(), rows, columns), to(y.data(), rows, columns);
-    LogitShape shape;
-    shape.rank = 2;
-    shape.axis = 1;
-    shape.extent[0] = shape.rows = rows;
-    shape.extent[1] = shape.columns = columns;
-    const Block from_block = ks::impl::block_of(from), to_block = ks::impl::block_of(to);
-    const Problem problem{
-        x.data(), y.data(), ks::impl::Operation::softmax, false, RowGeometry::of(shape, from_block, to_block),
-        {}};
-    std::printf("%10lld %10lld", static_cast<long long>(rows), static_cast<long long>(columns));
+    const index_type columns = row_bytes / static_cast<index_type>(sizeof(T));
+    const Problem problem = operands.problem(columns);
+    begin_line(problem);
     for (const int bytes : slice_bytes) {
       for (const double part : parts_held) {
         ReductionPlan plan = ks::impl::plan_of(problem);
@@ -107,14 +161,43 @@ void sweep() {
           std::printf("  %9s", "");
           continue;
         }
-        const float ms = median_ms(exec.cuda_stream(), [&] {
-          GridPipelinedRows::run_with(exec, problem, plan, ks::impl::GridPipelinedShape::most_slots, part);
-        });
-        std::printf("  %9.3f", copy / ms);
+        operands.measure(problem, plan, {.part_held = part});
       }
     }
-    std::printf("\n");
-    std::fflush(stdout);
+    end_line();
+  }
+}
+
+/// What GridPipelinedShape says of is_paced, copied_bytes_of_whole_rows, leaves_a_slot and collector_paces.
+template <class In, class Out>
+void sweep_paces() {
+  struct Named {
+    const char* name;
+    ks::impl::GridPipelinedChoice choice;
+  };
+  const Named choices[] = {{"as it is", {}},
+                           {"2 copies", {.most_copies = 2}},
+                           {"3 copies", {.most_copies = 3}},
+                           {"4 copies", {.most_copies = 4}},
+                           {"5 slots", {.slots = 5}},
+                           {"6 slots", {.slots = 6}},
+                           {"7 slots", {.slots = 7}},
+                           {"whole", {.whole_rows = true}},
+                           {"dealt", {.whole_rows = false}},
+                           {"early", {.draws_early = true}},
+                           {"late", {.draws_early = false}},
+                           {"quick", {.collects_slice_each = true}},
+                           {"slow", {.collects_slice_each = false}}};
+  const Operands<In, Out> operands;
+  for (const Named& named : choices) std::printf("  %9s", named.name);
+  end_line();
+  for (const index_type columns :
+       {16385, 17408, 18432, 20001, 20480, 24576, 24577, 28672,  32768,  33001,  40001,  49152, 50257,
+        53248, 57345, 65536, 65537, 73728, 98304, 98305, 131072, 131073, 151643, 196608, 262144}) {
+    const auto problem = operands.problem(columns);
+    begin_line(problem);
+    for (const Named& named : choices) operands.measure(problem, ks::impl::plan_of(problem), named.choice);
+    end_line();
   }
 }
 
@@ -122,8 +205,21 @@ void sweep() {
 
 int main(int argc, char** argv) {
   const Kokkos::ScopeGuard kokkos(argc, argv);
-  sweep<float>();
-  sweep<ks::half_t>();
-  sweep<ks::bhalf_t>();
-  sweep<double>();
+  const std::string_view what = argc > 1 ? argv[1] : "";
+  if (argc > 2 || (!what.empty() && what != "slices" && what != "paces")) {
+    std::fprintf(stderr, "usage: %s [slices|paces]\n", argv[0]);
+    return 2;
+  }
+  if (what != "paces") {
+    sweep_slices<float>();
+    sweep_slices<ks::half_t>();
+    sweep_slices<ks::bhalf_t>();
+    sweep_slices<double>();
+  }
+  if (what != "slices") {
+    sweep_paces<float, float>();
+    sweep_paces<ks::bhalf_t, ks::bhalf_t>();
+    sweep_paces<ks::half_t, ks::half_t>();
+    sweep_paces<ks::bhalf_t, float>();
+  }
 }

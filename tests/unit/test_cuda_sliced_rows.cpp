@@ -1236,7 +1236,7 @@ void check_parts_held(std::int64_t columns, const Make& make) {
       const auto problem = problem_of(operation, x.data() + off.x, to + off.y, rows, columns, transform);
       const ReductionPlan plan = ks::impl::plan_of(problem);
       ASSERT_TRUE(plan.reads_twice);
-      GridPipelinedRows::run_with(exec, problem, plan, GridPipelinedShape::most_slots, part);
+      GridPipelinedRows::run_with(exec, problem, plan, {.part_held = part});
     };
     run_with(0, {0, 0}, expected.data());
     const auto check = [&](double part, Place off, const T* to) {

@@ -83,6 +83,7 @@
 
 #include <impl/cuda/KokkosSoftmax_GridPipelinedBlock.hpp>
 
+#include <optional>
 #include <string_view>
 
 namespace KokkosSoftmax::impl {
@@ -206,6 +207,16 @@ __global__ void __launch_bounds__(threads_of<Problem, kind>, 1)
     run_grid_pipelined_block<kind, for_differences>(problem, shape, workspace);
 }
 
+/// What the program that finds the tuning, or a test, chooses for a call; the rest is as for any other.
+struct GridPipelinedChoice {
+  int slots = GridPipelinedShape::most_slots;  ///< at most
+  /// Of the slots of the grid, those that a row which may be read twice holds at most; below 0 slices_held()
+  /// decides, and slices may be parked.
+  double part_held = -1;
+  int most_copies = 0;  ///< 0: as for any other
+  std::optional<bool> whole_rows{}, draws_early{}, collects_slice_each{};
+};
+
 struct GridPipelinedRows {
   static constexpr const char* name = "grid_pipelined_rows";
 
@@ -232,14 +243,14 @@ struct GridPipelinedRows {
     run_with(exec, problem, plan_of(problem));
   }
 
-  /// With parameters of the caller's choice, for the program that finds the tuning. `part_held`: of the slots
-  /// of the grid, those that a row which may be read twice holds at most; below 0 slices_held() decides, and
-  /// slices may be parked.
+  /// What cannot be chosen is not: whole rows of which a ring has no two, early tickets of logsumexp, and
+  /// slices for each lane of more than there are lanes.
   template <class Problem>
   static void run_with(const Kokkos::Cuda& exec, const Problem& problem, const ReductionPlan& plan,
-                       int slots = GridPipelinedShape::most_slots, double part_held = -1) {
+                       const GridPipelinedChoice& choice = {}) {
     if constexpr (parks_slices<Problem>) {
-      if (plan.reads_twice && part_held < 0 && lie_alike(problem) && run_parking(exec, problem, plan)) return;
+      if (plan.reads_twice && choice.part_held < 0 && lie_alike(problem) && run_parking(exec, problem, plan))
+        return;
     }
     using In = typename Problem::In;
     const CooperativeLimits& device = limits<Problem>(exec);
@@ -254,9 +265,10 @@ struct GridPipelinedRows {
     const int slot_bytes = shape.slot_bytes + known_bytes;
     const int shared_bytes = device.shared_bytes - shape.bytes_staged();
     const bool memory_is_fast = has_fast_memory(exec.cuda_device());
-    if (memory_is_fast &&
+    int slots = choice.slots;
+    if (slots == GridPipelinedShape::most_slots && memory_is_fast &&
         GridPipelinedShape::leaves_a_slot(problem, plan, has_whole_lines, device.multiprocessors))
-      slots = std::min(slots, GridPipelinedShape::slots_if_one_is_left);
+      slots = GridPipelinedShape::slots_if_one_is_left;
     shape.slots = std::min({slots, shared_bytes / slot_bytes, GridPipelinedShape::most_slots});
     const auto capacity = [&] { return static_cast<index_type>(device.multiprocessors) * shape.slots; };
     const auto rereads = [&] {
@@ -280,8 +292,9 @@ struct GridPipelinedRows {
                              : GridPipelinedShape::most_copies_of_usual_slices;
     if (shape.rereads) {
       index_type held = GridPipelinedShape::slices_held<In>(plan.slices, capacity(), shape.operand_slots > 0);
-      if (part_held >= 0)
-        held = std::min(plan.slices, static_cast<index_type>(part_held * static_cast<double>(capacity())));
+      if (choice.part_held >= 0)
+        held = std::min(plan.slices,
+                        static_cast<index_type>(choice.part_held * static_cast<double>(capacity())));
       // Where these keep their operands until they are finished, there has to be room for all of them: a
       // slice that was handed out must not wait for another one of its row.
       if (shape.operand_slots > 0 && shape.operand_slots < shape.slots &&
@@ -296,8 +309,8 @@ struct GridPipelinedRows {
     const bool is_paced = GridPipelinedShape::is_paced(problem, plan, memory_is_fast, device.multiprocessors);
     // So that a block has one of these rows in its ring while another one comes.
     shape.whole_rows = !shape.rereads && ring_has_two && !shape.keeps_columns &&
-                       !GridPipelinedShape::deals_slices_of_short_rows(problem, plan, has_whole_lines,
-                                                                       is_paced, device.multiprocessors);
+                       choice.whole_rows.value_or(!GridPipelinedShape::deals_slices_of_short_rows(
+                           problem, plan, has_whole_lines, is_paced, device.multiprocessors));
     copies = std::max(copies, copies * ReductionPlan::usual_slice_bytes / shape.slot_bytes);
     if (shape.whole_rows && is_paced && !shape.drops_ends) {
       const index_type bytes_a_slice =
@@ -305,22 +318,25 @@ struct GridPipelinedRows {
       copies = static_cast<int>(ceil_div(
           GridPipelinedShape::copied_bytes_of_whole_rows(has_larger_outputs<Problem>), bytes_a_slice));
     }
+    if (choice.most_copies > 0) copies = choice.most_copies;
     shape.most_copies =
         std::max(1, std::min(copies, shape.slots - std::max(shape.parties, shape.collectors)));
     using Transform = typename Problem::Transform;
     const bool has_long_slices =
         plan.slice_columns * static_cast<int>(sizeof(In)) > ReductionPlan::usual_slice_bytes;
-    shape.draws_early = problem.operation != Operation::logsumexp &&
-                        (sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0 ||
-                         (is_paced && has_long_slices && !shape.whole_rows &&
-                          (!has_transform || keeps_rows_packed<Transform>)));
+    shape.draws_early =
+        problem.operation != Operation::logsumexp &&
+        choice.draws_early.value_or(sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0 ||
+                                    (is_paced && has_long_slices && !shape.whole_rows &&
+                                     (!has_transform || keeps_rows_packed<Transform>)));
     constexpr bool only_copies =
         !has_transform || (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
+    const bool is_quick =
+        waits_by_warp<typename Problem::Acc> || !has_whole_lines || !only_copies ||
+        (operands_of<Transform> == 0 && (sizeof(In) == 2 || plan.slices > 8 || ring_has_two));
+    const bool collector_paces = is_paced && shape.collector_paces(problem, has_whole_lines);
     shape.collects_slice_each =
-        plan.slices <= 32 &&
-        (waits_by_warp<typename Problem::Acc> || !has_whole_lines || !only_copies ||
-         (operands_of<Transform> == 0 && (sizeof(In) == 2 || plan.slices > 8 || ring_has_two)));
-    if (is_paced && shape.collector_paces(problem, has_whole_lines)) shape.collects_slice_each = false;
+        plan.slices <= 32 && choice.collects_slice_each.value_or(is_quick && !collector_paces);
     shape.all_slices = problem.geometry.rows * plan.slices + (shape.rereads ? shape.slices_reread : 0);
     shape.slices_a_ticket = shape.whole_rows ? static_cast<int>(plan.slices) : 1;
     if (problem.operation == Operation::logsumexp && shape.slices_a_ticket == 1)
