@@ -264,9 +264,10 @@ struct GridPipelinedRows {
     shape.collectors = GridPipelinedShape::collectors_for<Problem>(plan.slices);
     const int slot_bytes = shape.slot_bytes + known_bytes;
     const int shared_bytes = device.shared_bytes - shape.bytes_staged();
-    const bool memory_is_fast = has_fast_memory(exec.cuda_device());
+    const bool is_paced =
+        GridPipelinedShape::is_paced(problem, plan, exec.cuda_device(), device.multiprocessors);
     int slots = choice.slots;
-    if (slots == GridPipelinedShape::most_slots && memory_is_fast &&
+    if (is_paced && slots == GridPipelinedShape::most_slots &&
         GridPipelinedShape::leaves_a_slot(problem, plan, has_whole_lines, device.multiprocessors))
       slots = GridPipelinedShape::slots_if_one_is_left;
     shape.slots = std::min({slots, shared_bytes / slot_bytes, GridPipelinedShape::most_slots});
@@ -306,7 +307,6 @@ struct GridPipelinedRows {
           GridPipelinedShape::most_bytes_kept / (plan.slice_columns * static_cast<int>(sizeof(In)));
     }
     const bool ring_has_two = plan.slices <= shape.slots / 2;
-    const bool is_paced = GridPipelinedShape::is_paced(problem, plan, memory_is_fast, device.multiprocessors);
     // So that a block has one of these rows in its ring while another one comes.
     shape.whole_rows = !shape.rereads && ring_has_two && !shape.keeps_columns &&
                        choice.whole_rows.value_or(!GridPipelinedShape::deals_slices_of_short_rows(

@@ -8,6 +8,7 @@
 #ifndef KOKKOSSOFTMAX_GRIDPIPELINEDSHAPE_HPP
 #define KOKKOSSOFTMAX_GRIDPIPELINEDSHAPE_HPP
 
+#include <impl/cuda/KokkosSoftmax_CudaRuntime.hpp>
 #include <impl/cuda/KokkosSoftmax_HopperPtx.hpp>
 #include <impl/cuda/KokkosSoftmax_PackedMask.hpp>
 #include <impl/cuda/KokkosSoftmax_SlicedRows.hpp>
@@ -58,13 +59,13 @@ struct GridPipelinedShape {
   /// 16388 21.2 and 22.0, 73.0 and 71.7, 138.3 and 135.6, bfloat16 512, 1024 and 4096 rows of 32768 21.3
   /// and 21.7, 40.3 and 40.7, 137.8 and 136.4.)
   template <class Problem>
-  static bool is_paced(const Problem& problem, const ReductionPlan& plan, bool memory_is_fast,
-                       int multiprocessors) {
+  static bool is_paced(const Problem& problem, const ReductionPlan& plan, int device, int multiprocessors) {
     constexpr index_type most_columns_of_others = 16384;
     constexpr int fewest_slices_a_multiprocessor = 24;
-    return memory_is_fast && sizeof(typename Problem::In) <= 4 && problem.operation != Operation::logsumexp &&
+    return sizeof(typename Problem::In) <= 4 && problem.operation != Operation::logsumexp &&
            problem.geometry.columns > most_columns_of_others &&
-           has_slices(problem, plan, fewest_slices_a_multiprocessor * multiprocessors);
+           has_slices(problem, plan, fewest_slices_a_multiprocessor * multiprocessors) &&
+           has_fast_memory(device);
   }
   template <class Problem>
   static bool has_slices(const Problem& problem, const ReductionPlan& plan, int fewest) {
@@ -189,7 +190,7 @@ struct GridPipelinedShape {
   }
 
   /// Whether six slots are better than the seven that there is room for, of slices of the usual length, where
-  /// memory is fast: without a transform, of some slices a row, and of 16 bits in whole lines, where there
+  /// that is_paced: without a transform, of some slices a row, and of 16 bits in whole lines, where there
   /// are many of them. (One H200, fractions of a copy of 1 GiB, seven and six: float 24576 columns 0.959 and
   /// 0.966, 65536 0.972 and 0.973, 98304 0.965 and 0.970, 196608 0.968 and 0.973, 245760 0.969 and 0.972, but
   /// 131072 0.965 and 0.961, 262144 0.968 and 0.965, 1 M 0.97 and 0.95; bfloat16 49152 0.958 and 0.962, 65536
@@ -201,15 +202,14 @@ struct GridPipelinedShape {
   static bool leaves_a_slot(const Problem& problem, const ReductionPlan& plan, bool has_whole_lines,
                             int multiprocessors) {
     constexpr bool is_float = sizeof(typename Problem::In) == 4;
-    constexpr bool is_plain = sizeof(typename Problem::In) <= 4 && !has_larger_outputs<Problem> &&
-                              !PartOfSlice<Problem>::has_transform;
-    const index_type s = plan.slices;
-    const bool has_some_slices = s >= 3 && (s <= 14 || (is_float && s > 16 && s <= 30));
+    constexpr bool is_plain = !has_larger_outputs<Problem> && !PartOfSlice<Problem>::has_transform;
     constexpr int fewest_slices_a_multiprocessor = 96;
     constexpr int usual_columns =
         ReductionPlan::usual_slice_bytes / static_cast<int>(sizeof(typename Problem::In));
-    return is_plain && problem.operation != Operation::logsumexp && has_some_slices &&
-           plan.slice_columns == usual_columns && (is_float || has_whole_lines) &&
+    const index_type of_row = plan.slices;
+    const bool has_some_slices = of_row >= 3 && (of_row <= 14 || (is_float && of_row > 16 && of_row <= 30));
+    return is_plain && has_some_slices && plan.slice_columns == usual_columns &&
+           (is_float || has_whole_lines) &&
            has_slices(problem, plan, fewest_slices_a_multiprocessor * multiprocessors);
   }
   static constexpr int slots_if_one_is_left = 6;
