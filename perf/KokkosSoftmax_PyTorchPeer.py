@@ -377,8 +377,8 @@ def main():
                             # Where a rival of PyTorch's fails that is a result, and ends nothing.
                             except Exception as error:
                                 failed = failed or name == "eager"
-                                text = " ".join(str(error).split()) or type(error).__name__
-                                reasons.append(f"{PEERS[name]}: {text[:120]}")
+                                reason = " ".join(str(error).split()) or type(error).__name__
+                                reasons.append(f"{PEERS[name]}: {reason[:120]}")
                         peer_turns, our_turns, copies = [[] for _ in rivals], {}, []
                         for _ in range(options.turns):
                             if options.ours[device]:
