@@ -287,7 +287,8 @@ struct GridPipelinedRows {
     stage_operands(problem, plan, shape, shared_bytes, slot_bytes);
     shape.rereads = rereads();
     constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
-    const bool is_held_row = sizeof(In) == 2 && !has_transform && problem.operation != Operation::logsumexp &&
+    const bool is_held_row = (is_paced || (sizeof(In) == 2 && !has_transform)) &&
+                             problem.operation != Operation::logsumexp &&
                              plan.slices > ReductionPlan::slices_at_once;
     int copies = is_held_row ? GridPipelinedShape::most_copies_of_held_rows
                              : GridPipelinedShape::most_copies_of_usual_slices;
@@ -322,13 +323,10 @@ struct GridPipelinedRows {
     shape.most_copies =
         std::max(1, std::min(copies, shape.slots - std::max(shape.parties, shape.collectors)));
     using Transform = typename Problem::Transform;
-    const bool has_long_slices =
-        plan.slice_columns * static_cast<int>(sizeof(In)) > ReductionPlan::usual_slice_bytes;
     shape.draws_early =
         problem.operation != Operation::logsumexp &&
         choice.draws_early.value_or(sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0 ||
-                                    (is_paced && has_long_slices && !shape.whole_rows &&
-                                     (!has_transform || keeps_rows_packed<Transform>)));
+                                    (is_paced && shape.draws_early_anywhere<Problem>()));
     constexpr bool only_copies =
         !has_transform || (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
     const bool is_quick =

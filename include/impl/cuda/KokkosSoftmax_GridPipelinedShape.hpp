@@ -51,7 +51,10 @@ struct GridPipelinedShape {
   static constexpr int most_copies_of_usual_slices = 3;
   /// The same for rows that fill much of the ring of the whole grid: a slot whose copy only queues is missing
   /// elsewhere. (2 M columns of float: with three 0.941, with two 0.948; 8 M: 0.69 and 0.72. Bfloat16 2.5 M
-  /// 0.912 and 0.922, 3.5 M 0.915 and 0.926, 4194304 0.912 and 0.922.)
+  /// 0.912 and 0.922, 3.5 M 0.915 and 0.926, 4194304 0.912 and 0.922. Where is_paced, one H200: float 1.6 M
+  /// 0.959 and 0.963, 1.9 M 0.948 and 0.962, with a temperature 0.935 and 0.945, 0.925 and 0.941, with a mask
+  /// as large as x 1.6 M 0.934 and 0.949, with such a bias 0.924 and 0.930; bfloat16 with a temperature 3 M
+  /// 0.888 and 0.896, 4194303 0.821 and 0.830, with a bias as large as x 0.721 and 0.734.)
   static constexpr int most_copies_of_held_rows = 2;
   /// Whether what paces the reads of a block counts, where memory is fast: of rows that no other kernel
   /// takes, if there are many of them. (One H200, float 8193 columns, two copies under way and three: 0.95
@@ -220,7 +223,9 @@ struct GridPipelinedShape {
   /// and 0.98, 98305 0.967 and 0.972, 130001 0.966 and 0.970, but 28001, of slices of 28 KB, 0.98 and 0.92,
   /// 131073, 17 slices, 0.98 and 0.93; with a mask as large as x 24577 0.963 and 0.985, 40001 0.985 and
   /// 0.992, 98305 0.97 and 0.985, but with one for all rows 24577 0.93 and 0.96, 40001 0.967 and 0.91;
-  /// bfloat16 53248 0.956 and 0.966, 73728 0.955 and 0.968, but 147456, eight slices, 0.96 and 0.93.)
+  /// bfloat16 53248 0.956 and 0.966, 73728 0.955 and 0.968, but 147456, eight slices, 0.96 and 0.93. Of the
+  /// usual length 262144 columns, 16 slices, 0.959 and 0.968, 524288, 32, 0.961 and 0.968, with a temperature
+  /// 0.946 and 0.956, 0.944 and 0.955, half 524288 0.960 and 0.969, but 19 to 31 slices 0.97 and 0.93.)
   template <class Problem>
   bool collector_paces(const Problem& problem, bool has_whole_lines) const {
     using Transform = typename Problem::Transform;
@@ -230,10 +235,36 @@ struct GridPipelinedShape {
     if constexpr (size == 4 && (!has_transform || only_drops<Transform>)) {
       return !has_whole_lines && !drops_ends && slices <= 16 &&
              slice_bytes >= ReductionPlan::usual_slice_bytes && !has_operands_of_all_rows(problem.transform);
-    } else if constexpr (size == 2 && !has_transform && !has_larger_outputs<Problem>) {
-      return has_whole_lines && slices <= 4 && slice_bytes > ReductionPlan::usual_slice_bytes;
+    } else if constexpr (size == 2 && !has_larger_outputs<Problem> && operands_of<Transform> == 0 &&
+                         (!has_transform || keeps_rows_packed<Transform>)) {
+      constexpr int usual = ReductionPlan::usual_slice_bytes;
+      const bool is_short_row = !has_transform && slices <= 4 && slice_bytes > usual;
+      return has_whole_lines && !drops_ends &&
+             (is_short_row || (slice_bytes == usual && (slices == 16 || slices == 32)));
     }
     return false;
+  }
+
+  /// Whether slices of 16 bits that begin anywhere, without operands, are better off with early tickets (see
+  /// draws_early) where that is_paced: longer ones than the usual, and those of rows of many; those that
+  /// stay as they are in memory but are not only copied, of any. (One H200, fractions of a copy of 1 GiB,
+  /// without and with: bfloat16 65537 columns 0.933 and 0.955, 73000 0.955 and 0.959, 131073 0.93 and 0.955,
+  /// 151643 0.94 and 0.96, 65544 0.95 and 0.97, half 131073 0.93 and 0.952, log_softmax 0.954 and 0.968, with
+  /// a temperature 65537 0.905 and 0.93, 140001 0.945 and 0.96, though whole rows of 33001 0.963 and 0.959.
+  /// Of the usual length 80001 0.962 and 0.961, 200001 0.958 and 0.955, but 393217 0.960 and 0.964, 1000003
+  /// 0.955 and 0.963, 1.9 M 0.938 and 0.945, 3.5 M 0.920 and 0.939, 4194303 0.862 and 0.910, half 393217
+  /// 0.963 and 0.969, 1.9 M 0.941 and 0.952, 4194303 0.858 and 0.912; with a temperature 80001 0.947 and
+  /// 0.960, 200001 0.946 and 0.961, 1000003 0.935 and 0.957, 4194303 0.820 and 0.873; with GELU 80001 0.604
+  /// and 0.596, 1000003 0.626 and 0.621, but 1.9 M 0.622 and 0.633, 4194303 0.618 and 0.634.)
+  template <class Problem>
+  bool draws_early_anywhere() const {
+    using Transform = typename Problem::Transform;
+    constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
+    constexpr bool is_packed = !has_transform || keeps_rows_packed<Transform>;
+    constexpr int many_slices = is_packed ? 17 : 97;
+    const bool is_long =
+        slice_columns * static_cast<int>(sizeof(typename Problem::In)) > ReductionPlan::usual_slice_bytes;
+    return !whole_rows && (slices >= many_slices || (is_packed && (has_transform || is_long)));
   }
 
   index_type slices;      ///< of a row
@@ -275,10 +306,7 @@ struct GridPipelinedShape {
   /// about as long as the way to the counter and back. (One H200, fractions of a copy, without and with: of
   /// bfloat16 65536 columns 0.963 and 0.972, 393216 0.939 and 0.956, of float 1 M 0.955 and 0.963, 2 M 0.913
   /// and 0.941. Not for 16 bits without operands where slices begin anywhere: of bfloat16 50257 columns 0.958
-  /// and 0.953, GELU of 131073 0.625 and 0.62; but for longer slices than the usual ones, if is_paced: 65537
-  /// columns 0.933 and 0.955, 73000 0.955 and 0.959, 131073 0.93 and 0.955, 151643 0.94 and 0.96, 65544 0.95
-  /// and 0.97, half 131073 0.93 and 0.952, log_softmax 0.954 and 0.968, with a temperature 65537 0.905 and
-  /// 0.93, 140001 0.945 and 0.96, though whole rows of 33001 0.963 and 0.959.)
+  /// and 0.953, GELU of 131073 0.625 and 0.62; unless draws_early_anywhere().)
   bool draws_early;
   /// Whether the collector's lanes have a slice each, which takes it fewer instructions, and it paces a block
   /// that has more to do for a slice than to copy it. (One H200, fractions of a copy, without and with: float
