@@ -194,9 +194,9 @@ struct AddIfNotRepeated {
 };
 
 // So many rows that how a block's reads are paced is chosen for them, by length, boundaries and type: all
-// have the bits that they have among few.
+// have the bits that they have among few, which another kernel computes, if it takes so many slices.
 template <class T>
-void check_many_rows(std::initializer_list<std::int64_t> lengths) {
+void check_many_rows(std::initializer_list<std::int64_t> lengths, const char* kernel_of_few = kernels[1]) {
   const Exec exec;
   constexpr std::int64_t different = 8, slices_a_multiprocessor = 100, bytes_of_slice = 36 * 1024;
   const std::int64_t bytes =
@@ -215,7 +215,7 @@ void check_many_rows(std::initializer_list<std::int64_t> lengths) {
     }
     for (const auto operation : {Operation::softmax, Operation::log_softmax}) {
       {
-        const ks::ScopedImplementation forced(kernels[1]);
+        const ks::ScopedImplementation forced(kernel_of_few);
         run(operation, exec, x.data(), expected.data(), different, columns);
       }
       const ks::ScopedImplementation forced(kernels[0]);
@@ -234,6 +234,12 @@ TEST_F(CudaSlicedRows, ManyRowsAreAsFew) {
   check_many_rows<float>({16385, 18432, 20001, 24576, 24577, 40001, 65536, 131073});
   check_many_rows<bhalf_t>({16385, 18432, 20001, 24576, 32768, 33001, 49152, 65536, 65537, 73728, 131073});
   check_many_rows<half_t>({32768, 65537, 73728});
+}
+
+TEST_F(CudaSlicedRows, ManyRowsOfManySlicesAreAsFew) {
+  check_many_rows<float>({1300001, 1900032}, kernels[0]);
+  check_many_rows<bhalf_t>({262144, 300001, 524288, 1000003, 2500001, 4194303}, kernels[0]);
+  check_many_rows<half_t>({524288, 1000003, 4194303}, kernels[0]);
 }
 
 // The slices of logsumexp come some at a time, of one row or of several: as many rows as leave any rest.
