@@ -168,7 +168,8 @@ void sweep_slices() {
   }
 }
 
-/// What GridPipelinedShape says of is_paced, copied_bytes_of_whole_rows, leaves_a_slot and collector_paces.
+/// What GridPipelinedShape says of is_paced, copied_bytes_of_whole_rows, most_copies_of_held_rows,
+/// leaves_a_slot, collector_paces and draws_early_anywhere.
 template <class In, class Out>
 void sweep_paces() {
   struct Named {
@@ -192,8 +193,9 @@ void sweep_paces() {
   for (const Named& named : choices) std::printf("  %9s", named.name);
   end_line();
   for (const index_type columns :
-       {16385, 17408, 18432, 20001, 20480, 24576, 24577, 28672,  32768,  33001,  40001,  49152, 50257,
-        53248, 57345, 65536, 65537, 73728, 98304, 98305, 131072, 131073, 151643, 196608, 262144}) {
+       {16385,  17408,  18432,  20001,  20480,  24576,  24577,  28672,   32768,   33001,
+        40001,  49152,  50257,  53248,  57345,  65536,  65537,  73728,   98304,   98305,
+        131072, 131073, 151643, 196608, 262144, 300001, 524288, 1000003, 1900001, 4194303}) {
     const auto problem = operands.problem(columns);
     begin_line(problem);
     for (const Named& named : choices) operands.measure(problem, ks::impl::plan_of(problem), named.choice);
