@@ -3,10 +3,10 @@
 //
 // The measurements behind include/impl/cuda/KokkosSoftmax_CudaTuning.hpp: grid_pipelined_rows with slices of
 // several sizes, rows held in the ring as far as it goes, up to 0.7 of it, or read twice; and behind
-// include/impl/cuda/KokkosSoftmax_GridPipelinedShape.hpp: what paces a block's reads. As fractions of
-// cudaMemcpy of the same bytes in the same run; 1 GiB in.
+// include/impl/cuda/KokkosSoftmax_GridPipelinedShape.hpp: what paces a block's reads, of many rows (1 GiB)
+// and of few (64 MiB). As fractions of cudaMemcpy of the same bytes in the same run, both call after call.
 //
-//   kokkossoftmax_tune_sliced_rows [slices|paces]
+//   kokkossoftmax_tune_sliced_rows [slices|paces|few]
 #include <KokkosSoftmax.hpp>
 
 #include <algorithm>
@@ -32,21 +32,24 @@ struct Fill {
   }
 };
 
+/// Of a call among others.
 template <class Run>
 float median_ms(cudaStream_t stream, const Run& run) {
+  constexpr int calls = 4;
   using ks::impl::check_cuda;
   cudaEvent_t start{}, stop{};
   check_cuda(cudaEventCreate(&start), "cudaEventCreate");
   check_cuda(cudaEventCreate(&stop), "cudaEventCreate");
   run();
   run();
-  std::vector<float> times(9);
+  std::vector<float> times(7);
   for (float& ms : times) {
     check_cuda(cudaEventRecord(start, stream), "cudaEventRecord");
-    run();
+    for (int call = 0; call < calls; ++call) run();
     check_cuda(cudaEventRecord(stop, stream), "cudaEventRecord");
     check_cuda(cudaEventSynchronize(stop), "cudaEventSynchronize");
     check_cuda(cudaEventElapsedTime(&ms, start, stop), "cudaEventElapsedTime");
+    ms /= calls;
   }
   check_cuda(cudaEventDestroy(start), "cudaEventDestroy");
   check_cuda(cudaEventDestroy(stop), "cudaEventDestroy");
@@ -54,7 +57,7 @@ float median_ms(cudaStream_t stream, const Run& run) {
   return times[times.size() / 2];
 }
 
-constexpr index_type total_bytes = index_type(1) << 30;  // of x
+constexpr index_type many_bytes = index_type(1) << 30, few_bytes = many_bytes / 16;  // of x
 
 template <class T>
 using Memory = Kokkos::View<T*, Kokkos::CudaSpace>;
@@ -64,12 +67,13 @@ template <class In, class Out>
 struct Operands {
   using Problem = ks::impl::RowsProblem<In, Out, ks::impl::BoundIdentity>;
   Kokkos::Cuda exec;
+  index_type total_bytes;
   index_type total = total_bytes / static_cast<index_type>(sizeof(In));
   Memory<In> x = Memory<In>(Kokkos::view_alloc("x", Kokkos::WithoutInitializing), total);
   Memory<Out> y = Memory<Out>(Kokkos::view_alloc("y", Kokkos::WithoutInitializing), total);
   double copy_gb_per_s = 0;
 
-  Operands() {
+  explicit Operands(index_type total_bytes_ = many_bytes) : total_bytes(total_bytes_) {
     Kokkos::parallel_for("fill",
                          Kokkos::RangePolicy<Kokkos::Cuda, Kokkos::IndexType<index_type>>(exec, 0, total),
                          Fill<In>{x.data()});
@@ -168,10 +172,11 @@ void sweep_slices() {
   }
 }
 
-/// What GridPipelinedShape says of is_paced, copied_bytes_of_whole_rows, most_copies_of_held_rows,
-/// leaves_a_slot, collector_paces and draws_early_anywhere.
+/// Of so many bytes of x, what GridPipelinedShape says of is_paced, copied_bytes_of_whole_rows,
+/// most_copies_of_held_rows, leaves_a_slot, collector_paces and draws_early_anywhere, and
+/// blocks_resident_together().
 template <class In, class Out>
-void sweep_paces() {
+void sweep_paces(index_type total_bytes) {
   struct Named {
     const char* name;
     ks::impl::GridPipelinedChoice choice;
@@ -188,8 +193,9 @@ void sweep_paces() {
                            {"early", {.draws_early = true}},
                            {"late", {.draws_early = false}},
                            {"quick", {.collects_slice_each = true}},
-                           {"slow", {.collects_slice_each = false}}};
-  const Operands<In, Out> operands;
+                           {"slow", {.collects_slice_each = false}},
+                           {"together", {.all_resident = true}}};
+  const Operands<In, Out> operands(total_bytes);
   for (const Named& named : choices) std::printf("  %9s", named.name);
   end_line();
   for (const index_type columns :
@@ -197,6 +203,8 @@ void sweep_paces() {
         40001,  49152,  50257,  53248,  57345,  65536,  65537,  73728,   98304,   98305,
         131072, 131073, 151643, 196608, 262144, 300001, 524288, 1000003, 1900001, 4194303}) {
     const auto problem = operands.problem(columns);
+    constexpr index_type fewest_rows = 32;  // of fewer another kernel has all slices at once
+    if (problem.geometry.rows < fewest_rows) break;
     begin_line(problem);
     for (const Named& named : choices) operands.measure(problem, ks::impl::plan_of(problem), named.choice);
     end_line();
@@ -208,20 +216,21 @@ void sweep_paces() {
 int main(int argc, char** argv) {
   const Kokkos::ScopeGuard kokkos(argc, argv);
   const std::string_view what = argc > 1 ? argv[1] : "";
-  if (argc > 2 || (!what.empty() && what != "slices" && what != "paces")) {
-    std::fprintf(stderr, "usage: %s [slices|paces]\n", argv[0]);
+  if (argc > 2 || (!what.empty() && what != "slices" && what != "paces" && what != "few")) {
+    std::fprintf(stderr, "usage: %s [slices|paces|few]\n", argv[0]);
     return 2;
   }
-  if (what != "paces") {
+  if (what.empty() || what == "slices") {
     sweep_slices<float>();
     sweep_slices<ks::half_t>();
     sweep_slices<ks::bhalf_t>();
     sweep_slices<double>();
   }
-  if (what != "slices") {
-    sweep_paces<float, float>();
-    sweep_paces<ks::bhalf_t, ks::bhalf_t>();
-    sweep_paces<ks::half_t, ks::half_t>();
-    sweep_paces<ks::bhalf_t, float>();
+  for (const index_type bytes : {many_bytes, few_bytes}) {
+    if (!what.empty() && what != (bytes == many_bytes ? "paces" : "few")) continue;
+    sweep_paces<float, float>(bytes);
+    sweep_paces<ks::bhalf_t, ks::bhalf_t>(bytes);
+    sweep_paces<ks::half_t, ks::half_t>(bytes);
+    sweep_paces<ks::bhalf_t, float>(bytes);
   }
 }

@@ -5,6 +5,7 @@
 // split_rows, and, for logsumexp, block_per_sliced_row: the same bits from all at any alignment, rows with
 // slices of -inf or NaN, many launches beside other work, graphs, and the workspace.
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -1383,8 +1384,12 @@ TEST_F(CudaSlicedRows, EachCallSeesTheOneBefore) {
   EXPECT_CUDA(cudaStreamCreate(&stream));
   {
     const Exec exec(stream);
-    for (const auto& [rows, columns] :
-         {std::pair<std::int64_t, std::int64_t>{1, 128256}, {7, 50257}, {40, 128256}, {300, 20000}}) {
+    for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{1, 128256},
+                                        {7, 50257},
+                                        {40, 128256},
+                                        {300, 20000},
+                                        {300, 50257},
+                                        {90, 100000}}) {
       const std::int64_t count = rows * columns;
       const Memory<float> x("x", count), y("y", count),
           expected[] = {Memory<float>("expected", count), Memory<float>("others", count)};
@@ -1477,37 +1482,129 @@ TEST_F(CudaSlicedRows, TwoGraphsReplayedAtOnce) {
   }
 }
 
-// The epoch of the workspace's words wraps around: what older launches left there is not taken for new.
+// The epoch of the workspace's words wraps around: what older launches left there is not taken for new,
+// whichever kernels ran last before, then, and first since. Rows of several slices whose blocks need not be
+// resident together, and of such that do.
 TEST_F(CudaSlicedRows, EpochWrapsAround) {
-  constexpr std::int64_t columns = 100000;
-  for (const char* kernel : kernels) {
-    for (const std::int64_t rows : {1, 5}) {
-      const Exec exec;
-      const Memory<float> x("x", rows * columns), y("y", rows * columns),
-          expected("expected", rows * columns);
-      fill(exec, x.data(), rows, columns);
+  constexpr std::uint32_t largest = ks::impl::CudaWorkspace::largest_epoch;
+  for (const std::int64_t columns : {50000, 100000, 300000}) {
+    constexpr std::int64_t rows = 5;
+    const std::int64_t count = rows * columns;
+    const Exec exec;
+    const Memory<float> x("x", count), y("y", count), expected("expected", count);
+    const auto run_with = [&](std::int64_t first_row, const char* kernel, const Memory<float>& to) {
+      fill(exec, x.data(), rows, columns, first_row);
       const ks::ScopedImplementation forced(kernel);
-      run(Operation::softmax, exec, x.data(), expected.data(), rows, columns);
+      run(Operation::softmax, exec, x.data(), to.data(), rows, columns);
       exec.fence();
-      auto* header = ks::impl::CudaWorkspace::get<float>(exec, 1).header;
-      const unsigned long long last =
-          static_cast<unsigned long long>(ks::impl::CudaWorkspace::largest_epoch - 1) << 32;
-      EXPECT_CUDA(cudaMemcpy(&header->epoch_and_arrivals, &last, sizeof(last), cudaMemcpyHostToDevice));
-      for (int launch = 0; launch < 5; ++launch) {
-        // Other logits leave words of other values under the tags that come again.
-        fill(exec, x.data(), rows, columns, launch % 2 ? 0 : 1000);
-        run(Operation::softmax, exec, x.data(), y.data(), rows, columns);
-        exec.fence();
-        if (launch % 2) {
-          EXPECT_EQ(count_different(exec, y.data(), expected.data(), rows * columns), 0)
-              << kernel << ", launch " << launch;
-        }
+    };
+    run_with(0, kernels[0], expected);
+    auto* header = ks::impl::CudaWorkspace::get<float>(exec, 1).header;
+    const auto set_epoch = [&](std::uint32_t epoch) {
+      const unsigned long long word = static_cast<unsigned long long>(epoch) << 32;
+      EXPECT_CUDA(cudaMemcpy(&header->epoch_and_arrivals, &word, sizeof(word), cudaMemcpyHostToDevice));
+    };
+    for (int which = 0; which < 8; ++which) {
+      const char *before = kernels[which & 1], *last = kernels[which >> 1 & 1],
+                 *since = kernels[which >> 2 & 1];
+      // Words of other logits under the tags that come again.
+      set_epoch(0);
+      for (int launch = 0; launch < 2; ++launch) run_with(1000, before, y);
+      set_epoch(largest);
+      run_with(1000, before, y);
+      set_epoch(largest - 1);
+      for (const char* kernel : {before, last, since, since}) {
+        run_with(0, kernel, y);
+        EXPECT_EQ(count_different(exec, y.data(), expected.data(), count), 0)
+            << columns << " columns, " << before << ", " << last << ", " << since;
       }
       unsigned long long now = 0;
       EXPECT_CUDA(cudaMemcpy(&now, &header->epoch_and_arrivals, sizeof(now), cudaMemcpyDeviceToHost));
-      EXPECT_EQ(now >> 32, 3u) << kernel;
+      EXPECT_EQ(now >> 32, 2u) << before << ", " << last << ", " << since;
     }
   }
+}
+
+// Holds every multiprocessor that it gets but the first two, until it is told to let go, or for too long.
+__global__ void hold_all_but_two(const volatile int* lets_go, unsigned* held, long long cycles) {
+  unsigned number = 0;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
+  if (number < 2) return;
+  atomicAdd_system(held, 1u);
+  const long long start = clock64();
+  while (*lets_go == 0 && clock64() - start < cycles) {
+  }
+}
+
+// Rows of which the rings of one block, or of two, hold one need no others: they end while other work holds
+// all multiprocessors but two, for as long as that may be. So does logsumexp, whose blocks hold none.
+template <class T>
+void run_on_two_multiprocessors() {
+  cudaDeviceProp device{};
+  EXPECT_CUDA(cudaGetDeviceProperties(&device, 0));
+  const auto others = static_cast<unsigned>(device.multiProcessorCount) - 2;
+  const int all_shared = static_cast<int>(device.sharedMemPerBlockOptin);
+  EXPECT_CUDA(
+      cudaFuncSetAttribute(hold_all_but_two, cudaFuncAttributeMaxDynamicSharedMemorySize, all_shared));
+  cudaStream_t background{}, stream{};
+  EXPECT_CUDA(cudaStreamCreateWithFlags(&background, cudaStreamNonBlocking));
+  EXPECT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  unsigned* words = nullptr;  // whether the holder lets go, and how many multiprocessors it has
+  EXPECT_CUDA(cudaHostAlloc(&words, 2 * sizeof(unsigned), cudaHostAllocMapped));
+  auto* const lets_go = reinterpret_cast<volatile int*>(words);
+  volatile unsigned* const held = words + 1;
+  {
+    const Exec exec(stream);
+    struct Rows {
+      Operation operation;
+      std::int64_t rows, columns;
+    };
+    constexpr std::int64_t slice = 32768 / sizeof(T);
+    for (const auto& [operation, rows, columns] : {Rows{Operation::softmax, 300, 2 * slice},
+                                                   {Operation::softmax, 300, 2 * slice + 1},
+                                                   {Operation::softmax, 200, 3 * slice + 1},
+                                                   {Operation::softmax, 200, 6 * slice},
+                                                   {Operation::log_softmax, 150, 6 * slice - 77},
+                                                   {Operation::softmax, 100, 8 * slice},
+                                                   {Operation::softmax, 100, 12 * slice},
+                                                   {Operation::log_softmax, 100, 11 * slice + 3},
+                                                   {Operation::logsumexp, 300, 2 * slice},
+                                                   {Operation::logsumexp, 100, 8 * slice},
+                                                   {Operation::logsumexp, 40, 50 * slice + 1},
+                                                   {Operation::logsumexp, 3, 200 * slice}}) {
+      const std::int64_t outputs = rows * (operation == Operation::logsumexp ? 1 : columns);
+      const Memory<T> x("x", rows * columns), y("y", outputs), expected("expected", outputs);
+      fill(exec, x.data(), rows, columns);
+      const ks::ScopedImplementation forced(kernels[0]);
+      run(operation, exec, x.data(), expected.data(), rows, columns);
+      exec.fence();
+      *lets_go = 0;
+      *held = 0;
+      hold_all_but_two<<<others + 2, 1, static_cast<std::size_t>(all_shared), background>>>(
+          lets_go, words + 1, 40'000'000'000);
+      const auto start = std::chrono::steady_clock::now();
+      const auto waits = [&] { return std::chrono::steady_clock::now() - start < std::chrono::seconds(10); };
+      while (*held < others && waits()) std::this_thread::yield();
+      EXPECT_EQ(*held, others);
+      run(operation, exec, x.data(), y.data(), rows, columns);
+      while (cudaStreamQuery(stream) == cudaErrorNotReady && waits()) std::this_thread::yield();
+      EXPECT_CUDA(cudaStreamQuery(stream))
+          << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << rows << " x " << columns;
+      EXPECT_EQ(cudaStreamQuery(background), cudaErrorNotReady) << "it did not hold on";
+      *lets_go = 1;
+      EXPECT_CUDA(cudaStreamSynchronize(background));
+      EXPECT_EQ(count_different(exec, y.data(), expected.data(), outputs), 0)
+          << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << rows << " x " << columns;
+    }
+  }
+  EXPECT_CUDA(cudaFreeHost(words));
+  EXPECT_CUDA(cudaStreamDestroy(stream));
+  EXPECT_CUDA(cudaStreamDestroy(background));
+}
+TEST_F(CudaSlicedRows, RowsThatOneBlockOrTwoHoldNeedNoOthers) {
+  run_on_two_multiprocessors<float>();
+  run_on_two_multiprocessors<ks::bhalf_t>();
+  run_on_two_multiprocessors<double>();
 }
 
 // The last row ends where its memory ends, off a boundary of 16 bytes: for compute-sanitizer, which sees

@@ -89,6 +89,8 @@ struct CudaWorkspaceHeader {
   unsigned long long epoch_and_arrivals;  ///< launches completed, parts of the one under way that are
   /// Where blocks draw tickets of different kinds: of each the next one.
   unsigned long long next_ticket_of[most_counters];
+  unsigned long long warps_ended;  ///< see clear_as_last_of_epochs
+  unsigned long long unused;
 };
 static_assert(sizeof(CudaWorkspaceHeader) % sizeof(uint4) == 0);
 
@@ -118,7 +120,9 @@ struct CudaWorkspace {
   }
 
   /// The tag of a launch's words from the number of launches before it: never 0, which new memory holds.
-  static constexpr std::uint32_t largest_epoch = 0xfffffffeu;
+  /// After the largest one come those of old words again, which must not be there any more: that launch
+  /// clears all.
+  static constexpr std::uint32_t largest_epoch = 0xfffffffdu;
   __device__ static std::uint32_t tag_of(std::uint32_t epoch) { return epoch + 1; }
   __device__ static std::uint32_t epoch_after(std::uint32_t epoch) {
     return epoch == largest_epoch ? 0 : epoch + 1;
@@ -141,18 +145,36 @@ struct CudaWorkspace {
     header->epoch_and_arrivals = static_cast<unsigned long long>(epoch_after(epoch)) << 32;
   }
 
-  /// In the first launch, and again after 2^32, no word may hold a tag of the epochs that begin: all blocks
-  /// clear them together. The kernel is launched cooperatively.
-  __device__ void clear_before_first_epoch(std::uint32_t epoch) const {
-    if (epoch != 0) return;
-    auto* all = static_cast<uint4*>(words);
-    const std::size_t count = word_bytes / sizeof(uint4);
-    for (std::size_t i =
-             (static_cast<std::size_t>(blockIdx.y) * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
-         i < count; i += static_cast<std::size_t>(gridDim.x) * gridDim.y * blockDim.x) {
-      all[i] = uint4{0, 0, 0, 0};
-    }
+  /// Of a kernel that is launched cooperatively, before its blocks tell each other anything: in the launch of
+  /// the largest epoch all blocks clear the words together. Words of that launch stay, under a tag that only
+  /// such kernels have, in such a launch.
+  __device__ void clear_in_last_of_epochs(std::uint32_t epoch) const {
+    if (epoch != largest_epoch) return;
+    clear_words((static_cast<std::size_t>(blockIdx.y) * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x,
+                static_cast<std::size_t>(gridDim.x) * gridDim.y * blockDim.x);
     cooperative_groups::this_grid().sync();
+  }
+
+  /// The same for a kernel whose blocks may be resident one after the other: its warps call it as they end,
+  /// and the last of them clears the words. In the launch of the largest epoch it has a tag of its own, for
+  /// words of the other kind of kernel may be there from the last time.
+  __device__ void clear_as_last_of_epochs(std::uint32_t epoch) const {
+    if (epoch != largest_epoch) return;
+    __syncwarp();
+    const unsigned lane = threadIdx.x % 32;
+    unsigned long long ended = 0;
+    if (lane == 0) {
+      __threadfence();
+      ended = atomicAdd(&header->warps_ended, 1ull) + 1;
+      __threadfence();
+    }
+    if (__shfl_sync(0xffffffffu, ended, 0) != static_cast<unsigned long long>(gridDim.x) * (blockDim.x / 32))
+      return;
+    if (lane == 0) header->warps_ended = 0;
+    clear_words(lane, 32);
+  }
+  __device__ static std::uint32_t tag_of_any_residency(std::uint32_t epoch) {
+    return tag_of(epoch) + (epoch == largest_epoch ? 1 : 0);
   }
 
   /// Whether every workspace has so many words, so that calls of other shapes do not make it grow: fewer rows
@@ -164,6 +186,12 @@ struct CudaWorkspace {
 
  private:
   using Pool = ScratchPool<Kokkos::Cuda::memory_space, CudaWorkspacePurpose>;
+
+  __device__ void clear_words(std::size_t first, std::size_t stride) const {
+    auto* const all = static_cast<uint4*>(words);
+    for (std::size_t i = first; i < word_bytes / sizeof(uint4); i += stride) all[i] = uint4{0, 0, 0, 0};
+  }
+
   static constexpr std::size_t least_bytes = 2 * 1024 * 1024;
 
   template <class Acc>

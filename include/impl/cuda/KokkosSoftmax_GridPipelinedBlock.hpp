@@ -80,8 +80,8 @@ struct GridPipelinedBlock {
   const CudaWorkspace& workspace;
   GridPipelinedSlot<Problem>* ring;
   char* slots;
-  std::uint32_t epoch;
   int lane;
+  std::uint32_t epoch = 0, tag = 0;  ///< of the launch, of its words
 
   /// Whether publishers write to the slot what outputs are made of.
   __host__ __device__ static bool writes_back(Operation operation, const GridPipelinedShape& shape) {
@@ -100,7 +100,6 @@ struct GridPipelinedBlock {
     return operation != Operation::logsumexp && !masks_in_slot && !writes_back(operation, shape);
   }
   __device__ bool writes_rows() const { return problem.operation != Operation::logsumexp; }
-  __device__ std::uint32_t tag() const { return CudaWorkspace::tag_of(epoch); }
   __device__ char* slot(int s) const { return slots + s * shape.slot_bytes; }
   /// Of the slice that is known there.
   __device__ char* slot_of(const RingCursor& at) const {
@@ -549,11 +548,11 @@ struct GridPipelinedBlock {
   }
 
   __device__ __forceinline__ PartialSoftmax<Acc> collect_row_from_memory(index_type position) const {
-    if (shape.collects_slice_each) return collect_slice_each(words_of(position), shape.slices, tag(), lane);
+    if (shape.collects_slice_each) return collect_slice_each(words_of(position), shape.slices, tag, lane);
     if (shape.runs > 0)
-      return collect_slices<true>(words_of(position), shape.slices, tag(), lane, run_words_of(position),
+      return collect_slices<true>(words_of(position), shape.slices, tag, lane, run_words_of(position),
                                   shape.runs);
-    return collect_slices<false>(words_of(position), shape.slices, tag(), lane);
+    return collect_slices<false>(words_of(position), shape.slices, tag, lane);
   }
 
   /// The result of a row that begins in a slot and has all its slices in this block.
@@ -1113,7 +1112,7 @@ struct GridPipelinedBlock {
         continue;
       }
       const PartialSoftmax<Acc> of_slice = join_lanes<warps_of_group>(held.of_warp[lane % warps_of_group]);
-      if (lane == 0) PartialWords<Acc>::publish(words_of(position) + slice, of_slice, tag());
+      if (lane == 0) PartialWords<Acc>::publish(words_of(position) + slice, of_slice, tag);
       release(at);
       if (shape.runs > 0) announce_run(position, slice);
     }
@@ -1129,8 +1128,8 @@ struct GridPipelinedBlock {
     if (run >= shape.runs) return;
     static_assert(ReductionPlan::slices_of_run == 32);
     const PartialSoftmax<Acc> of_run =
-        join_lanes_of_slices(wait_for_each(words_of(position) + run * 32 + lane, tag(), true), 32);
-    if (lane == 0) PartialWords<Acc>::publish(run_words_of(position) + run, of_run, tag());
+        join_lanes_of_slices(wait_for_each(words_of(position) + run * 32 + lane, tag, true), 32);
+    if (lane == 0) PartialWords<Acc>::publish(run_words_of(position) + run, of_run, tag);
   }
 
   /// A warp of the finishers.

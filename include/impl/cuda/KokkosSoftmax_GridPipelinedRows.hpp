@@ -75,8 +75,10 @@
 /// ticket drawn before its slot is free waits for the end of a slice whose row's result is there. Slices of
 /// logsumexp, of which a ticket may have several, keep their slots until the collector has seen them; what it
 /// waits for are slices of the same row, never of a later one, and those of each kind of ticket are handed
-/// out in the order of rows, so the blocks of the oldest row go on. All blocks are resident (the launch is
-/// cooperative).
+/// out in the order of rows, so the blocks of the oldest row go on. The slots counted so are those of blocks
+/// that are resident together for sure: of all, by a cooperative launch, or of one block or two, if these
+/// are enough; then no ticket that others wait for belongs to a block that may not be there yet. See
+/// blocks_resident_together().
 
 #ifndef KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
 #define KOKKOSSOFTMAX_GRIDPIPELINEDROWS_HPP
@@ -145,7 +147,7 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   grid_dependency_wait();
   constexpr int groups = groups_of_publishers<Problem, kind>, publishers = groups * warps_of_group;
   const bool produces = threadIdx.x == (publishers + warps_of_group) * 32;
-  OfBlock block{problem, shape, workspace, ring, grid_pipelined_slots, 0, static_cast<int>(threadIdx.x % 32)};
+  OfBlock block{problem, shape, workspace, ring, grid_pipelined_slots, static_cast<int>(threadIdx.x % 32)};
   // (The first copies are under way while others wait for the epoch.)
   if constexpr (!parks) {
     if (produces) block.begin();
@@ -153,7 +155,7 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   if (threadIdx.x == 0) shared_epoch = workspace.epoch();
   __syncthreads();
   block.epoch = shared_epoch;
-  workspace.clear_before_first_epoch(block.epoch);
+  block.tag = CudaWorkspace::tag_of_any_residency(block.epoch);
   // (Where nothing is to be finished, the finishers are publishers, too, by the same instructions: with a
   // copy of their own warps waited for these to be fetched. One H200, logsumexp as a fraction of a sum, so
   // and as now: bfloat16 24577 columns 0.64 and 0.75, 65537 0.78 and 0.87, 131073 0.84 and 0.89, 393217 0.92
@@ -163,9 +165,7 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
     if constexpr (parks) setmaxnreg_dec<GridPipelinedShape::publisher_registers>();
     if constexpr (holds_shares) setmaxnreg_inc<GridPipelinedShape::holder_registers>();
     block.publish(warp / warps_of_group, shape.parties, warp % warps_of_group);
-    return;
-  }
-  if (warp < publishers + warps_of_group) {
+  } else if (warp < publishers + warps_of_group) {
     if constexpr (holds_shares) setmaxnreg_dec<GridPipelinedShape::finisher_registers_beside_holders>();
     if constexpr (parks) {
       setmaxnreg_inc<GridPipelinedShape::finisher_registers>();
@@ -173,28 +173,29 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
     } else if (finishes) {
       block.finish(warp - publishers);
     }
-    return;
-  }
-  if constexpr (parks) setmaxnreg_dec<GridPipelinedShape::other_registers>();
-  if constexpr (holds_shares) setmaxnreg_dec<GridPipelinedShape::other_registers_beside_holders>();
-  if (warp == publishers + warps_of_group) {
-    if (produces) {
-      if constexpr (parks) {
-        block.produce_parked();
-      } else if constexpr (OfBlock::keeps_columns) {
-        block.produce_same_columns();
-      } else {
-        block.produce();
+  } else {
+    if constexpr (parks) setmaxnreg_dec<GridPipelinedShape::other_registers>();
+    if constexpr (holds_shares) setmaxnreg_dec<GridPipelinedShape::other_registers_beside_holders>();
+    if (warp == publishers + warps_of_group) {
+      if (produces) {
+        if constexpr (parks) {
+          block.produce_parked();
+        } else if constexpr (OfBlock::keeps_columns) {
+          block.produce_same_columns();
+        } else {
+          block.produce();
+        }
       }
+    } else if (const int collector = OfBlock::collector_of(warp - publishers - warps_of_group);
+               collector >= 0) {
+      if (collector < block.collectors()) block.collect(collector);
+    } else if (warp == publishers + warps_of_group + 2) {
+      block.announce();
+    } else if (finishes && !parks && block.lane == 0) {
+      block.store();
     }
-  } else if (const int collector = OfBlock::collector_of(warp - publishers - warps_of_group);
-             collector >= 0) {
-    if (collector < block.collectors()) block.collect(collector);
-  } else if (warp == publishers + warps_of_group + 2) {
-    block.announce();
-  } else if (finishes && !parks && block.lane == 0) {
-    block.store();
   }
+  workspace.clear_as_last_of_epochs(shared_epoch);
 }
 
 /// That of parked slices has no body where setmaxnreg is missing.
@@ -215,6 +216,7 @@ struct GridPipelinedChoice {
   double part_held = -1;
   int most_copies = 0;  ///< 0: as for any other
   std::optional<bool> whole_rows{}, draws_early{}, collects_slice_each{};
+  bool all_resident = false;  ///< whether the launch is cooperative in any case
 };
 
 struct GridPipelinedRows {
@@ -323,10 +325,10 @@ struct GridPipelinedRows {
     shape.most_copies =
         std::max(1, std::min(copies, shape.slots - std::max(shape.parties, shape.collectors)));
     using Transform = typename Problem::Transform;
-    shape.draws_early =
-        problem.operation != Operation::logsumexp &&
-        choice.draws_early.value_or(sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0 ||
-                                    (is_paced && shape.draws_early_anywhere<Problem>()));
+    shape.draws_early = problem.operation != Operation::logsumexp &&
+                        choice.draws_early.value_or(
+                            sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0 ||
+                            (shape.draws_early_anywhere<Problem>() && has_fast_memory(exec.cuda_device())));
     constexpr bool only_copies =
         !has_transform || (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
     const bool is_quick =
@@ -337,8 +339,11 @@ struct GridPipelinedRows {
         plan.slices <= 32 && choice.collects_slice_each.value_or(is_quick && !collector_paces);
     shape.all_slices = problem.geometry.rows * plan.slices + (shape.rereads ? shape.slices_reread : 0);
     shape.slices_a_ticket = shape.whole_rows ? static_cast<int>(plan.slices) : 1;
-    if (problem.operation == Operation::logsumexp && shape.slices_a_ticket == 1)
-      shape.slices_a_ticket = GridPipelinedShape::slices_read_at_once;
+    if (problem.operation == Operation::logsumexp)
+      shape.slices_a_ticket = shape.slices_read_at_once(has_whole_lines, sizeof(In));
+    const int resident = choice.all_resident
+                             ? device.multiprocessors
+                             : blocks_resident_together(problem, shape, device.multiprocessors);
     if (!shape.rereads) {
       const int slices = shape.operand_slots > 0 && !shape.operands_stay
                              ? std::min(shape.most_copies, shape.operand_slots)
@@ -348,8 +353,9 @@ struct GridPipelinedRows {
           shape.keeps_columns
               ? problem.geometry.rows / shape.slices_a_ticket / ceil_div(device.multiprocessors, plan.slices)
               : shape.all_slices / shape.slices_a_ticket / device.multiprocessors;
-      shape.own_tickets = static_cast<int>(
-          std::min(static_cast<index_type>(slices / shape.slices_a_ticket), tickets_a_block));
+      if (shape.whole_rows || resident == device.multiprocessors)
+        shape.own_tickets = static_cast<int>(
+            std::min(static_cast<index_type>(slices / shape.slices_a_ticket), tickets_a_block));
       const RowGeometry& g = problem.geometry;
       shape.x_leaves_l2_first =
           problem.operation != Operation::logsumexp &&
@@ -357,11 +363,12 @@ struct GridPipelinedRows {
     }
     if constexpr (may_keep_columns<Problem>) {
       if (shape.keeps_columns) {
-        launch<RingFor::rows_alike>(exec, limits<Problem, RingFor::rows_alike>(exec), problem, plan, shape);
+        launch<RingFor::rows_alike>(exec, limits<Problem, RingFor::rows_alike>(exec), problem, plan, shape,
+                                    resident);
         return;
       }
     }
-    launch<RingFor::any_rows>(exec, device, problem, plan, shape);
+    launch<RingFor::any_rows>(exec, device, problem, plan, shape, resident);
   }
 
   template <class Exec, class Problem>
@@ -396,8 +403,27 @@ struct GridPipelinedRows {
     shape.all_slices = problem.geometry.rows * plan.slices;
     shape.store_cycles = GridPipelinedShape::store_cycles_of(plan.runs);
     shape.paced_tickets = shape.all_slices - capacity;
-    launch<RingFor::parked_slices>(exec, device, problem, plan, shape);
+    launch<RingFor::parked_slices>(exec, device, problem, plan, shape, device.multiprocessors);
     return true;
+  }
+
+  /// How many blocks have to be resident together, so that a row is held: one where its ring has room for
+  /// one, or where none is held, for then blocks wait for earlier tickets alone; two, as a cluster, where
+  /// theirs have; else all, by a cooperative launch. That cannot be on its way while the kernel before it in
+  /// the stream ends, as the others are. (One H200, fractions of a copy, cooperatively and so, though without
+  /// own tickets of slices: bfloat16 512 x 32768 0.87 and 0.95, 2048 x 32768 0.905 and 0.93, 1024 x 65536
+  /// 0.91 and 0.93, 524 x 128256 0.947 and 0.963, 450 x 151936 0.924 and 0.952, 334 x 50257 0.77 and 0.83,
+  /// float 300 x 100000 0.953 and 0.968, 334 x 50257 0.926 and 0.958; of 1 GiB bfloat16 32768 columns 0.975
+  /// and 0.98, 65536 0.967 and 0.974. Clusters of four, of which not all multiprocessors are: float 512 x
+  /// 131072 0.949 and 0.955, 128 x 131072 0.894 and 0.906, but 2047 x 131073 0.983 and 0.975. A row each as
+  /// own tickets of a block, bfloat16 1024 x 65536 0.908, or of a cluster, 450 x 151936 0.896.)
+  template <class Problem>
+  static int blocks_resident_together(const Problem& problem, const GridPipelinedShape& shape,
+                                      int multiprocessors) {
+    if (shape.keeps_columns || shape.rereads) return multiprocessors;
+    if (shape.whole_rows || shape.slices <= shape.slots || problem.operation == Operation::logsumexp)
+      return 1;
+    return shape.slices <= 2 * shape.slots && multiprocessors % 2 == 0 ? 2 : multiprocessors;
   }
 
   /// What a row and its slices decide.
@@ -426,7 +452,7 @@ struct GridPipelinedRows {
 
   template <RingFor kind, class Problem>
   static void launch(const Kokkos::Cuda& exec, const CooperativeLimits& device, const Problem& problem,
-                     const ReductionPlan& plan, GridPipelinedShape& shape) {
+                     const ReductionPlan& plan, GridPipelinedShape& shape, int resident) {
     shape.rows_a_slice = 1.0 / static_cast<double>(shape.slices);
     shape.tickets = ceil_div(kind == RingFor::rows_alike ? problem.geometry.rows : shape.all_slices,
                              shape.slices_a_ticket);
@@ -438,11 +464,18 @@ struct GridPipelinedRows {
       if (OfBlock::keeps_differences(problem.operation, shape))
         kernel = &grid_pipelined_rows_kernel<Problem, kind, true>;
     }
+    const auto shared_bytes =
+        static_cast<std::size_t>(shape.bytes_of_slots() + shape.bytes_staged() + known_bytes);
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(
-          exec, kernel, device.multiprocessors, threads_of<Problem, kind>,
-          static_cast<std::size_t>(shape.bytes_of_slots() + shape.bytes_staged() + known_bytes), problem,
-          shape, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan)));
+      const auto workspace = CudaWorkspace::get<typename Problem::Acc>(exec, words(problem, plan));
+      const int blocks = device.multiprocessors;
+      constexpr int threads = threads_of<Problem, kind>;
+      if (resident == blocks) {
+        launch_cooperatively(exec, kernel, blocks, threads, shared_bytes, problem, shape, workspace);
+      } else {
+        launch_clusters(exec, kernel, true, static_cast<unsigned>(resident), static_cast<unsigned>(blocks),
+                        threads, shared_bytes, problem, shape, workspace);
+      }
     });
   }
 

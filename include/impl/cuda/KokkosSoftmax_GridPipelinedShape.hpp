@@ -132,11 +132,22 @@ struct GridPipelinedShape {
   /// columns of float, all read twice: 0.76 of a copy, with nothing kept on purpose 0.70.)
   static constexpr int most_bytes_kept = 24 * 1024 * 1024;
 
-  /// Of rows that are only read, the slices of a ticket where it would have but one: to draw it takes the
-  /// producer half as long as memory takes for a slice. (One H200, GB/s of logsumexp with one, two and
-  /// three: float 65536 columns 4000, 4260, 4310, 393216 4040, 4300, 4345; bfloat16 16386 3730, 3910, 3945,
-  /// 65536 3770, 4110, 4165, 393216 3840, 4270, 4325.)
-  static constexpr int slices_read_at_once = 3;
+  /// Of rows that are only read, the slices of a ticket: to draw it takes the producer half as long as memory
+  /// takes for a slice, and memory is quicker with what lies side by side, in powers of two. (One H200, GB/s
+  /// of logsumexp with one, two and three: float 65536 columns 4000, 4260, 4310, 393216 4040, 4300, 4345;
+  /// bfloat16 16386 3730, 3910, 3945, 65536 3770, 4110, 4165, 393216 3840, 4270, 4325. Another one, fractions
+  /// of half a copy of 1 GiB with three, four, six and eight: float 65536 1.036, 1.039, 1.018, 1.052, 131072
+  /// 1.045, 1.046, 1.029, 1.057, 131073 1.042, 1.043, 1.008, 0.996; bfloat16 65536 1.010, 1.015, 0.957,
+  /// 1.030, 65537 0.934, 0.992, 0.844, 1.005, 131073 0.949, 0.996, 0.878, 1.001, 4194303 0.981, 0.984, 0.938,
+  /// 0.978; whole rows of two slices 20001 0.719, 0.788, 0.801, 0.810, 24576 0.841, 0.897, 0.912, 0.920, but
+  /// 32768 1.059, 1.058, 1.055, 1.054, and 2048 of them 0.970, 0.941, 0.894, 0.957. Where blocks keep to
+  /// their columns, whose slices are not side by side, three, as on the first one.)
+  int slices_read_at_once(bool has_whole_lines, int size) const {
+    if (keeps_columns) return 3;
+    if (!whole_rows) return has_whole_lines ? 8 : 4;
+    const bool has_short_slices = slice_columns * size < ReductionPlan::usual_slice_bytes;
+    return static_cast<int>(slices) * (slices == 2 && has_short_slices ? 2 : 1);
+  }
 
   /// Of larger outputs, of which a slice has so many vectors for each lane of the finishers, those that a
   /// warp stages at once: all of a short slice, for each waits until the one before has left; of a longer one
@@ -168,6 +179,12 @@ struct GridPipelinedShape {
   static constexpr index_type most_slices_of_blocks = 64;
   static_assert(most_slices_of_blocks <= CudaWorkspaceHeader::most_counters);
 
+  /// Whether pairs of 16 bits stay as they are in memory, and there is nothing else to read.
+  template <class Problem>
+  static constexpr bool leaves_rows_packed = operands_of<typename Problem::Transform> == 0 &&
+                                             (!PartOfSlice<Problem>::has_transform ||
+                                              keeps_rows_packed<typename Problem::Transform>);
+
   /// Whether the slices of rows of which a ring has two go to blocks one by one nevertheless: those of
   /// floats, of 16 bits of more than two slices in whole lines, and of what becomes wider in whole lines,
   /// where there are many of them. (Bfloat16 to float, one H200, fractions of a copy, whole rows to a block
@@ -178,6 +195,12 @@ struct GridPipelinedShape {
   /// 18.9 and 20.6, 1024 x 28672 63.4 and 61.9, 2048 x 16388 70.0 and 71.1.) `is_paced`: not those of
   /// two slices, of which a block then has two copies under way. (Likewise, float 16388 columns 0.98 and
   /// 0.97, 18432 0.975 and 0.965, 20480 0.97 and 0.98; before, with three copies, 16388 0.950 and 0.958.)
+  /// Of 16 bits without operands so do those of three slices of the usual length and longer, where there are
+  /// few: some blocks would have a row more than others. (Likewise, launched early, bfloat16 200, 400, 1000
+  /// and 2000 rows of 49152 0.565 and 0.585, 0.79 and 0.835, 0.89 and 0.92, 0.92 and 0.94, 150, 334, 1336 and
+  /// 2000 of 50257 0.625 and 0.715, 0.84 and 0.895, 0.92 and 0.94, 0.94 and 0.955, 1 GiB 0.962 and 0.961;
+  /// with a temperature 0.53 and 0.66, 0.71 and 0.81, 0.86 and 0.88, 1 GiB 0.94 and 0.93; but of shorter
+  /// slices 500, 1000 and 2000 rows of 40001 0.86 and 0.785, 0.925 and 0.80, 0.96 and 0.82.)
   template <class Problem>
   static bool deals_slices_of_short_rows(const Problem& problem, const ReductionPlan& plan,
                                          bool has_whole_lines, bool is_paced, int multiprocessors) {
@@ -188,8 +211,13 @@ struct GridPipelinedShape {
     const bool pays = has_larger_outputs<Problem> ? has_whole_lines
                       : sizeof(In) == 4           ? !is_paced || plan.slices > 2
                                                   : sizeof(In) == 2 && has_whole_lines && plan.slices > 2;
-    return is_plain && pays && problem.operation != Operation::logsumexp &&
-           has_slices(problem, plan, fewest_slices_a_multiprocessor * multiprocessors);
+    constexpr bool may_be_few =
+        sizeof(In) == 2 && !has_larger_outputs<Problem> && leaves_rows_packed<Problem>;
+    const bool pays_of_few =
+        may_be_few && plan.slices > 2 &&
+        plan.slice_columns * static_cast<int>(sizeof(In)) >= ReductionPlan::usual_slice_bytes;
+    const bool are_many = has_slices(problem, plan, fewest_slices_a_multiprocessor * multiprocessors);
+    return problem.operation != Operation::logsumexp && (are_many ? is_plain && pays : pays_of_few);
   }
 
   /// Whether six slots are better than the seven that there is room for, of slices of the usual length, where
@@ -235,8 +263,7 @@ struct GridPipelinedShape {
     if constexpr (size == 4 && (!has_transform || only_drops<Transform>)) {
       return !has_whole_lines && !drops_ends && slices <= 16 &&
              slice_bytes >= ReductionPlan::usual_slice_bytes && !has_operands_of_all_rows(problem.transform);
-    } else if constexpr (size == 2 && !has_larger_outputs<Problem> && operands_of<Transform> == 0 &&
-                         (!has_transform || keeps_rows_packed<Transform>)) {
+    } else if constexpr (size == 2 && !has_larger_outputs<Problem> && leaves_rows_packed<Problem>) {
       constexpr int usual = ReductionPlan::usual_slice_bytes;
       const bool is_short_row = !has_transform && slices <= 4 && slice_bytes > usual;
       return has_whole_lines && !drops_ends &&
@@ -246,7 +273,7 @@ struct GridPipelinedShape {
   }
 
   /// Whether slices of 16 bits that begin anywhere, without operands, are better off with early tickets (see
-  /// draws_early) where that is_paced: longer ones than the usual, and those of rows of many; those that
+  /// draws_early) where memory is fast: longer ones than the usual, and those of rows of many; those that
   /// stay as they are in memory but are not only copied, of any. (One H200, fractions of a copy of 1 GiB,
   /// without and with: bfloat16 65537 columns 0.933 and 0.955, 73000 0.955 and 0.959, 131073 0.93 and 0.955,
   /// 151643 0.94 and 0.96, 65544 0.95 and 0.97, half 131073 0.93 and 0.952, log_softmax 0.954 and 0.968, with
@@ -255,7 +282,10 @@ struct GridPipelinedShape {
   /// 0.955 and 0.963, 1.9 M 0.938 and 0.945, 3.5 M 0.920 and 0.939, 4194303 0.862 and 0.910, half 393217
   /// 0.963 and 0.969, 1.9 M 0.941 and 0.952, 4194303 0.858 and 0.912; with a temperature 80001 0.947 and
   /// 0.960, 200001 0.946 and 0.961, 1000003 0.935 and 0.957, 4194303 0.820 and 0.873; with GELU 80001 0.604
-  /// and 0.596, 1000003 0.626 and 0.621, but 1.9 M 0.622 and 0.633, 4194303 0.618 and 0.634.)
+  /// and 0.596, 1000003 0.626 and 0.621, but 1.9 M 0.622 and 0.633, 4194303 0.618 and 0.634. Few rows of
+  /// bfloat16, launched early: 150, 300 and 500 of 65537 0.612 and 0.619, 0.853 and 0.883, 0.876 and 0.899,
+  /// 64, 150 and 300 of 131073 0.603 and 0.612, 0.832 and 0.874, 0.867 and 0.900, 334 of 50257 0.895 and
+  /// 0.911.)
   template <class Problem>
   bool draws_early_anywhere() const {
     using Transform = typename Problem::Transform;
@@ -275,9 +305,10 @@ struct GridPipelinedShape {
   index_type tickets;     ///< of a launch
   double rows_a_slice;    ///< 1 / slices
   /// A block's first, which it does not draw: the way to the counter and back comes before anything else. As
-  /// many as it may have under way at once. (One H200, microseconds in a CUDA graph without and with: float
-  /// 64 x 128256 21.6 and 21.0, 48 x 128256 16.7 and 15.7, 32 x 128256 12.0 and 11.4, 512 x 16385 21.4 and
-  /// 20.6; with five and seven each 64 x 128256 21.8 and 22.7.)
+  /// many as it may have under way at once; but none of slices that others wait for unless all blocks are
+  /// resident. (One H200, microseconds in a CUDA graph without and with: float 64 x 128256 21.6 and 21.0, 48
+  /// x 128256 16.7 and 15.7, 32 x 128256 12.0 and 11.4, 512 x 16385 21.4 and 20.6; with five and seven each
+  /// 64 x 128256 21.8 and 22.7.)
   int own_tickets;
   /// Whether what was read of x is the first to leave L2, so that y stays there for who reads it next: where
   /// x is at most three quarters of it. (One H200, as above, without and with: float 64 x 128256 21.1

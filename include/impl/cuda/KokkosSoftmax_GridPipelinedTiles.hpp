@@ -904,7 +904,7 @@ __global__ void __launch_bounds__(TileBlock<Problem>::all_threads(boxes), 2)
   Shared& shared = *reinterpret_cast<Shared*>(shared_of_tile_block);
   grid_dependency_wait();
   const std::uint32_t epoch = call.workspace.epoch();
-  call.workspace.clear_before_first_epoch(epoch);
+  call.workspace.clear_in_last_of_epochs(epoch);
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Shared::slots; ++slot) {
       mbarrier_init(&shared.full[slot], CopierOfTiles<rows_of_lane, Problem>::arrivals);

@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(HeldSlicesShape::threads, HeldSlicesShape::blo
   }
   if (threadIdx.x == 0) shared_epoch = epoch;
   __syncthreads();
-  call.workspace.clear_before_first_epoch(shared_epoch);
+  call.workspace.clear_in_last_of_epochs(shared_epoch);
   if (share == 0) publish(0);
 
   In* const slot = reinterpret_cast<In*>(held_slices_slot) + SlotVectors::first_column(share, lane);

@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(Shape::threads, resident_split_blocks<Shape, t
     if (lane == 0) max_of_warp[warp] = max;
     if (threadIdx.x == 0) shared_epoch = epoch;
     __syncthreads();
-    call.workspace.clear_before_first_epoch(shared_epoch);
+    call.workspace.clear_in_last_of_epochs(shared_epoch);
     const std::uint32_t tag = CudaWorkspace::tag_of(shared_epoch);
     [[maybe_unused]] const int first_warp = warp - part;
     if constexpr (parts > 1) {
