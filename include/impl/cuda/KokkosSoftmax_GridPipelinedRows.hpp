@@ -289,7 +289,7 @@ struct GridPipelinedRows {
     stage_operands(problem, plan, shape, shared_bytes, slot_bytes);
     shape.rereads = rereads();
     constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
-    const bool is_held_row = (is_paced || (sizeof(In) == 2 && !has_transform)) &&
+    const bool is_held_row = (is_paced || sizeof(In) == 8 || (sizeof(In) == 2 && !has_transform)) &&
                              problem.operation != Operation::logsumexp &&
                              plan.slices > ReductionPlan::slices_at_once;
     int copies = is_held_row ? GridPipelinedShape::most_copies_of_held_rows

@@ -54,7 +54,8 @@ struct GridPipelinedShape {
   /// 0.912 and 0.922, 3.5 M 0.915 and 0.926, 4194304 0.912 and 0.922. Where is_paced, one H200: float 1.6 M
   /// 0.959 and 0.963, 1.9 M 0.948 and 0.962, with a temperature 0.935 and 0.945, 0.925 and 0.941, with a mask
   /// as large as x 1.6 M 0.934 and 0.949, with such a bias 0.924 and 0.930; bfloat16 with a temperature 3 M
-  /// 0.888 and 0.896, 4194303 0.821 and 0.830, with a bias as large as x 0.721 and 0.734.)
+  /// 0.888 and 0.896, 4194303 0.821 and 0.830, with a bias as large as x 0.721 and 0.734. Double 1048576
+  /// 0.788 and 0.802, 2 M 0.590 and 0.600, 2.5 M 0.604 and 0.629, 4194304 0.623 and 0.627.)
   static constexpr int most_copies_of_held_rows = 2;
   /// Whether what paces the reads of a block counts, where memory is fast: of rows that no other kernel
   /// takes, if there are many of them. (One H200, float 8193 columns, two copies under way and three: 0.95
@@ -140,11 +141,14 @@ struct GridPipelinedShape {
   /// 1.045, 1.046, 1.029, 1.057, 131073 1.042, 1.043, 1.008, 0.996; bfloat16 65536 1.010, 1.015, 0.957,
   /// 1.030, 65537 0.934, 0.992, 0.844, 1.005, 131073 0.949, 0.996, 0.878, 1.001, 4194303 0.981, 0.984, 0.938,
   /// 0.978; whole rows of two slices 20001 0.719, 0.788, 0.801, 0.810, 24576 0.841, 0.897, 0.912, 0.920, but
-  /// 32768 1.059, 1.058, 1.055, 1.054, and 2048 of them 0.970, 0.941, 0.894, 0.957. Where blocks keep to
-  /// their columns, whose slices are not side by side, three, as on the first one.)
+  /// 32768 1.059, 1.058, 1.055, 1.054, and 2048 of them 0.970, 0.941, 0.894, 0.957. Of six slices, of which
+  /// tickets of eight have parts of two rows, bfloat16 98304 with eight 0.864 of a sum, where 98303 with four
+  /// have 0.953. Where blocks keep to their columns, whose slices are not side by side, three, as on the
+  /// first one.)
   int slices_read_at_once(bool has_whole_lines, int size) const {
     if (keeps_columns) return 3;
-    if (!whole_rows) return has_whole_lines ? 8 : 4;
+    const bool divide_eight = slices > 0 && (8 % slices == 0 || slices % 8 == 0);
+    if (!whole_rows) return has_whole_lines && divide_eight ? 8 : 4;
     const bool has_short_slices = slice_columns * size < ReductionPlan::usual_slice_bytes;
     return static_cast<int>(slices) * (slices == 2 && has_short_slices ? 2 : 1);
   }

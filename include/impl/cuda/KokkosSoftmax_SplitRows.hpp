@@ -307,13 +307,11 @@ struct SplitRows {
     if (!CudaWorkspace::always_holds<typename Problem::Acc>(words(problem)))
       return "so many rows need more scratch than was reserved for more rows yet";
     // (One H200, microseconds of logsumexp, grid_pipelined_rows and held slices, two a block: bfloat16 400 x
-    // 32768 9.9 and 11.8, 33 x 393216 9.1 and 10.5, float of three slices 250 x 24576 7.6 and 8.8, 352 x
-    // 20000 9.6 and 10.3; but float 64 x 128256 11.0 and 10.2, 200 x 32768 10.6 and 9.7, and one a block
-    // bfloat16 64 x 128256 9.3 and 8.7.)
+    // 32768 9.9 and 12.6, 200 x 32000 6.9 and 8.9, 33 x 393216 10.9 and 11.4, float 64 x 128256 10.1
+    // and 11.1, 200 x 32000 10.8 and 11.0; but one a block bfloat16 64 x 128256 10.9 and 9.1.)
     if constexpr (slices_can_be_held<Problem>) {
       const ReductionPlan plan = plan_of(problem);
-      if (problem.operation == Operation::logsumexp &&
-          (sizeof(typename Problem::In) == 2 || plan.slices <= 3) && holds_slices(exec, problem, plan) &&
+      if (problem.operation == Operation::logsumexp && holds_slices(exec, problem, plan) &&
           !holds_slices(exec, problem, plan, 1))
         return "grid_pipelined_rows reads so many slices sooner";
     }
