@@ -90,7 +90,7 @@ struct CudaWorkspaceHeader {
   /// Where blocks draw tickets of different kinds: of each the next one.
   unsigned long long next_ticket_of[most_counters];
   unsigned long long warps_ended;  ///< see clear_as_last_of_epochs
-  unsigned long long unused;
+  unsigned long long unused;       ///< words begin on a boundary of 16 bytes
 };
 static_assert(sizeof(CudaWorkspaceHeader) % sizeof(uint4) == 0);
 

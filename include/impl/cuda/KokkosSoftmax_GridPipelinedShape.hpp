@@ -147,7 +147,7 @@ struct GridPipelinedShape {
   /// first one.)
   int slices_read_at_once(bool has_whole_lines, int size) const {
     if (keeps_columns) return 3;
-    const bool divide_eight = slices > 0 && (8 % slices == 0 || slices % 8 == 0);
+    const bool divide_eight = 8 % slices == 0 || slices % 8 == 0;
     if (!whole_rows) return has_whole_lines && divide_eight ? 8 : 4;
     const bool has_short_slices = slice_columns * size < ReductionPlan::usual_slice_bytes;
     return static_cast<int>(slices) * (slices == 2 && has_short_slices ? 2 : 1);
