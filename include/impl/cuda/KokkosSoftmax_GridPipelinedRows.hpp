@@ -306,13 +306,12 @@ struct GridPipelinedRows {
         held = 0;
       if (held > 0) copies = GridPipelinedShape::most_copies_of_held_rows;
       shape.slices_reread = plan.slices - held;
-      shape.slices_kept =
-          GridPipelinedShape::most_bytes_kept / (plan.slice_columns * static_cast<int>(sizeof(In)));
+      shape.slices_kept = GridPipelinedShape::most_bytes_kept / shape.slice_bytes<Problem>();
     }
     const bool ring_has_two = plan.slices <= shape.slots / 2;
     // So that a block has one of these rows in its ring while another one comes.
     shape.whole_rows = !shape.rereads && ring_has_two && !shape.keeps_columns &&
-                       choice.whole_rows.value_or(!GridPipelinedShape::deals_slices_of_short_rows(
+                       choice.whole_rows.value_or(!shape.deals_slices_of_short_rows(
                            problem, plan, has_whole_lines, is_paced, device.multiprocessors));
     copies = std::max(copies, copies * ReductionPlan::usual_slice_bytes / shape.slot_bytes);
     if (shape.whole_rows && is_paced && !shape.drops_ends) {
@@ -325,10 +324,11 @@ struct GridPipelinedRows {
     shape.most_copies =
         std::max(1, std::min(copies, shape.slots - std::max(shape.parties, shape.collectors)));
     using Transform = typename Problem::Transform;
-    shape.draws_early = problem.operation != Operation::logsumexp &&
-                        choice.draws_early.value_or(
-                            sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0 ||
-                            (shape.draws_early_anywhere<Problem>() && has_fast_memory(exec.cuda_device())));
+    shape.draws_early =
+        problem.operation != Operation::logsumexp &&
+        choice.draws_early.value_or(
+            sizeof(In) > 2 || has_whole_lines || shape.operand_slots > 0 ||
+            (shape.draws_early_anywhere<Problem>() && (is_paced || has_fast_memory(exec.cuda_device()))));
     constexpr bool only_copies =
         !has_transform || (PartOfSlice<Problem>::packed && !GridPipelinedBlock<Problem>::may_drop_ends);
     const bool is_quick =
@@ -340,7 +340,7 @@ struct GridPipelinedRows {
     shape.all_slices = problem.geometry.rows * plan.slices + (shape.rereads ? shape.slices_reread : 0);
     shape.slices_a_ticket = shape.whole_rows ? static_cast<int>(plan.slices) : 1;
     if (problem.operation == Operation::logsumexp)
-      shape.slices_a_ticket = shape.slices_read_at_once(has_whole_lines, sizeof(In));
+      shape.slices_a_ticket = shape.slices_read_at_once<Problem>(has_whole_lines);
     const int resident = choice.all_resident
                              ? device.multiprocessors
                              : blocks_resident_together(problem, shape, device.multiprocessors);
@@ -386,9 +386,9 @@ struct GridPipelinedRows {
     // (Of a kernel without a body.)
     if (device.refusal || device.registers < GridPipelinedShape::publisher_registers) return false;
     GridPipelinedShape shape = shape_of(problem, plan, rows_begin_at<GridPipelinedShape::line>(problem));
-    if (shape.slice_columns * static_cast<int>(sizeof(typename Problem::In)) >
-        GridPipelinedShape::parked_vectors * GridPipelinedShape::finishing_threads *
-            GridPipelinedShape::copy_alignment)
+    if (shape.slice_bytes<Problem>() > GridPipelinedShape::parked_vectors *
+                                           GridPipelinedShape::finishing_threads *
+                                           GridPipelinedShape::copy_alignment)
       return false;
     shape.slots = std::min((device.shared_bytes - parked * known_bytes) / (shape.slot_bytes + known_bytes),
                            GridPipelinedShape::most_slots);
@@ -444,8 +444,7 @@ struct GridPipelinedRows {
           ceil_div(plan.slice_columns * static_cast<int>(sizeof(typename Problem::Out)), bytes_of_round));
     }
     // A slice that starts within a line ends within one more.
-    shape.slot_bytes = plan.slice_columns * static_cast<int>(sizeof(typename Problem::In)) +
-                       (has_whole_lines ? 0 : GridPipelinedShape::line);
+    shape.slot_bytes = shape.slice_bytes<Problem>() + (has_whole_lines ? 0 : GridPipelinedShape::line);
     shape.x_end = problem.x + problem.geometry.last_x_offset() + problem.geometry.columns;
     return shape;
   }

@@ -145,11 +145,12 @@ struct GridPipelinedShape {
   /// tickets of eight have parts of two rows, bfloat16 98304 with eight 0.864 of a sum, where 98303 with four
   /// have 0.953. Where blocks keep to their columns, whose slices are not side by side, three, as on the
   /// first one.)
-  int slices_read_at_once(bool has_whole_lines, int size) const {
+  template <class Problem>
+  int slices_read_at_once(bool has_whole_lines) const {
     if (keeps_columns) return 3;
     const bool divide_eight = 8 % slices == 0 || slices % 8 == 0;
     if (!whole_rows) return has_whole_lines && divide_eight ? 8 : 4;
-    const bool has_short_slices = slice_columns * size < ReductionPlan::usual_slice_bytes;
+    const bool has_short_slices = slice_bytes<Problem>() < ReductionPlan::usual_slice_bytes;
     return static_cast<int>(slices) * (slices == 2 && has_short_slices ? 2 : 1);
   }
 
@@ -183,11 +184,19 @@ struct GridPipelinedShape {
   static constexpr index_type most_slices_of_blocks = 64;
   static_assert(most_slices_of_blocks <= CudaWorkspaceHeader::most_counters);
 
-  /// Whether pairs of 16 bits stay as they are in memory, and there is nothing else to read.
+  /// Whether pairs of 16 bits stay as they are in memory, and whether there is nothing else to read, either.
   template <class Problem>
-  static constexpr bool leaves_rows_packed = operands_of<typename Problem::Transform> == 0 &&
-                                             (!PartOfSlice<Problem>::has_transform ||
-                                              keeps_rows_packed<typename Problem::Transform>);
+  static constexpr bool leaves_pairs =
+      !PartOfSlice<Problem>::has_transform || keeps_rows_packed<typename Problem::Transform>;
+  template <class Problem>
+  static constexpr bool leaves_rows_packed =
+      leaves_pairs<Problem>&& operands_of<typename Problem::Transform> == 0;
+
+  /// Of x.
+  template <class Problem>
+  int slice_bytes() const {
+    return slice_columns * static_cast<int>(sizeof(typename Problem::In));
+  }
 
   /// Whether the slices of rows of which a ring has two go to blocks one by one nevertheless: those of
   /// floats, of 16 bits of more than two slices in whole lines, and of what becomes wider in whole lines,
@@ -206,8 +215,8 @@ struct GridPipelinedShape {
   /// with a temperature 0.53 and 0.66, 0.71 and 0.81, 0.86 and 0.88, 1 GiB 0.94 and 0.93; but of shorter
   /// slices 500, 1000 and 2000 rows of 40001 0.86 and 0.785, 0.925 and 0.80, 0.96 and 0.82.)
   template <class Problem>
-  static bool deals_slices_of_short_rows(const Problem& problem, const ReductionPlan& plan,
-                                         bool has_whole_lines, bool is_paced, int multiprocessors) {
+  bool deals_slices_of_short_rows(const Problem& problem, const ReductionPlan& plan, bool has_whole_lines,
+                                  bool is_paced, int multiprocessors) const {
     using In = typename Problem::In;
     constexpr int fewest_slices_a_multiprocessor = 64;
     constexpr bool is_plain =
@@ -218,8 +227,7 @@ struct GridPipelinedShape {
     constexpr bool may_be_few =
         sizeof(In) == 2 && !has_larger_outputs<Problem> && leaves_rows_packed<Problem>;
     const bool pays_of_few =
-        may_be_few && plan.slices > 2 &&
-        plan.slice_columns * static_cast<int>(sizeof(In)) >= ReductionPlan::usual_slice_bytes;
+        may_be_few && plan.slices > 2 && slice_bytes<Problem>() >= ReductionPlan::usual_slice_bytes;
     const bool are_many = has_slices(problem, plan, fewest_slices_a_multiprocessor * multiprocessors);
     return problem.operation != Operation::logsumexp && (are_many ? is_plain && pays : pays_of_few);
   }
@@ -263,15 +271,15 @@ struct GridPipelinedShape {
     using Transform = typename Problem::Transform;
     constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
     constexpr int size = sizeof(typename Problem::In);
-    const int slice_bytes = slice_columns * size;
+    const int bytes = slice_bytes<Problem>();
     if constexpr (size == 4 && (!has_transform || only_drops<Transform>)) {
-      return !has_whole_lines && !drops_ends && slices <= 16 &&
-             slice_bytes >= ReductionPlan::usual_slice_bytes && !has_operands_of_all_rows(problem.transform);
+      return !has_whole_lines && !drops_ends && slices <= 16 && bytes >= ReductionPlan::usual_slice_bytes &&
+             !has_operands_of_all_rows(problem.transform);
     } else if constexpr (size == 2 && !has_larger_outputs<Problem> && leaves_rows_packed<Problem>) {
       constexpr int usual = ReductionPlan::usual_slice_bytes;
-      const bool is_short_row = !has_transform && slices <= 4 && slice_bytes > usual;
+      const bool is_short_row = !has_transform && slices <= 4 && bytes > usual;
       return has_whole_lines && !drops_ends &&
-             (is_short_row || (slice_bytes == usual && (slices == 16 || slices == 32)));
+             (is_short_row || (bytes == usual && (slices == 16 || slices == 32)));
     }
     return false;
   }
@@ -292,12 +300,9 @@ struct GridPipelinedShape {
   /// 0.911.)
   template <class Problem>
   bool draws_early_anywhere() const {
-    using Transform = typename Problem::Transform;
-    constexpr bool has_transform = PartOfSlice<Problem>::has_transform;
-    constexpr bool is_packed = !has_transform || keeps_rows_packed<Transform>;
+    constexpr bool has_transform = PartOfSlice<Problem>::has_transform, is_packed = leaves_pairs<Problem>;
     constexpr int many_slices = is_packed ? 17 : 97;
-    const bool is_long =
-        slice_columns * static_cast<int>(sizeof(typename Problem::In)) > ReductionPlan::usual_slice_bytes;
+    const bool is_long = slice_bytes<Problem>() > ReductionPlan::usual_slice_bytes;
     return !whole_rows && (slices >= many_slices || (is_packed && (has_transform || is_long)));
   }
 
