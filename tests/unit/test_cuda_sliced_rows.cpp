@@ -1483,22 +1483,23 @@ TEST_F(CudaSlicedRows, TwoGraphsReplayedAtOnce) {
 }
 
 // The epoch of the workspace's words wraps around: what older launches left there is not taken for new,
-// whichever kernels ran last before, then, and first since. Rows of several slices whose blocks need not be
-// resident together, and of such that do.
+// whichever kernels ran before, last, and since. Rows of several slices whose blocks need not be resident
+// together, and of such that do. Launches of one row in between leave words of the others where they were.
 TEST_F(CudaSlicedRows, EpochWrapsAround) {
   constexpr std::uint32_t largest = ks::impl::CudaWorkspace::largest_epoch;
   for (const std::int64_t columns : {50000, 100000, 300000}) {
-    constexpr std::int64_t rows = 5;
-    const std::int64_t count = rows * columns;
+    constexpr std::int64_t all_rows = 5;
     const Exec exec;
-    const Memory<float> x("x", count), y("y", count), expected("expected", count);
-    const auto run_with = [&](std::int64_t first_row, const char* kernel, const Memory<float>& to) {
+    const Memory<float> x("x", all_rows * columns), y("y", all_rows * columns),
+        expected("expected", all_rows * columns);
+    const auto run_with = [&](std::int64_t first_row, const char* kernel, std::int64_t rows,
+                              const Memory<float>& to) {
       fill(exec, x.data(), rows, columns, first_row);
       const ks::ScopedImplementation forced(kernel);
       run(Operation::softmax, exec, x.data(), to.data(), rows, columns);
       exec.fence();
     };
-    run_with(0, kernels[0], expected);
+    run_with(0, kernels[0], all_rows, expected);
     auto* header = ks::impl::CudaWorkspace::get<float>(exec, 1).header;
     const auto set_epoch = [&](std::uint32_t epoch) {
       const unsigned long long word = static_cast<unsigned long long>(epoch) << 32;
@@ -1507,17 +1508,25 @@ TEST_F(CudaSlicedRows, EpochWrapsAround) {
     for (int which = 0; which < 8; ++which) {
       const char *before = kernels[which & 1], *last = kernels[which >> 1 & 1],
                  *since = kernels[which >> 2 & 1];
-      // Words of other logits under the tags that come again.
-      set_epoch(0);
-      for (int launch = 0; launch < 2; ++launch) run_with(1000, before, y);
+      const auto expect_right = [&](const char* kernel, std::int64_t rows) {
+        run_with(0, kernel, rows, y);
+        EXPECT_EQ(count_different(exec, y.data(), expected.data(), rows * columns), 0)
+            << columns << " columns, " << rows << " rows, " << before << ", " << last << ", " << since;
+      };
+      // Words of other logits under the tag of the last epoch.
       set_epoch(largest);
-      run_with(1000, before, y);
+      run_with(1000, last, all_rows, y);
       set_epoch(largest - 1);
-      for (const char* kernel : {before, last, since, since}) {
-        run_with(0, kernel, y);
-        EXPECT_EQ(count_different(exec, y.data(), expected.data(), count), 0)
-            << columns << " columns, " << before << ", " << last << ", " << since;
-      }
+      expect_right(before, 1);
+      expect_right(last, all_rows);
+      // And under the first one.
+      set_epoch(0);
+      run_with(1000, since, all_rows, y);
+      set_epoch(largest - 1);
+      expect_right(before, 1);
+      expect_right(last, 1);
+      expect_right(since, all_rows);
+      expect_right(since, all_rows);
       unsigned long long now = 0;
       EXPECT_CUDA(cudaMemcpy(&now, &header->epoch_and_arrivals, sizeof(now), cudaMemcpyDeviceToHost));
       EXPECT_EQ(now >> 32, 2u) << before << ", " << last << ", " << since;
