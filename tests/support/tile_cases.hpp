@@ -6,10 +6,12 @@
 #ifndef KOKKOSSOFTMAX_TESTS_TILE_CASES_HPP
 #define KOKKOSSOFTMAX_TESTS_TILE_CASES_HPP
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transform_cases.hpp"
@@ -219,51 +221,76 @@ struct NoTransform {
   }
 };
 
-// Of so many rows of 16 bits that CUDA reduces those of several slices in pairs wherever these begin, columns
-// are an odd and an even distance apart, in x and y alike or not; the last row may have no other. All of y,
-// also what lies between columns, is that of an implementation with the same bits. with_transform(rows,
-// distance, use) calls use with the transform.
+// Of many rows, columns so far apart and from so many elements on in x and y: all of y, also what lies
+// between columns, is that of an implementation with the same bits. with_transform(rows, distance, use) calls
+// use with the transform.
 template <class T, class Exec, class WithTransform = NoTransform>
-void check_bits_of_pairs(const char* implementation, const char* whose_bits, std::int64_t columns,
-                         const WithTransform& with_transform = {}) {
+void check_bits_of_many_rows(const char* implementation, const char* whose_bits, std::int64_t rows,
+                             std::int64_t columns, std::int64_t distance,
+                             const std::vector<std::pair<std::int64_t, std::int64_t>>& offsets,
+                             const WithTransform& with_transform = {}) {
   using Memory = Kokkos::View<T*, typename Exec::memory_space>;
   using View = Kokkos::View<T**, Kokkos::LayoutStride, typename Exec::memory_space>;
   const Exec exec;
-  const std::int64_t slices = (columns + 255) / 256;
-  const std::int64_t many = 64 * 8 * exec.cuda_device_prop().multiProcessorCount / slices + 77;
-  for (const std::int64_t rows : {many | 1, many + (many & 1)}) {
-    for (const std::int64_t distance : {rows, rows + 1}) {
-      const std::int64_t size = distance * columns + 8;
-      const Memory x("x", size), y("y", size), expected("expected", size), sums("lse", rows),
-          expected_sums("expected lse", rows);
-      const auto matrix = [&](const Memory& memory, std::int64_t offset) {
-        return View(memory.data() + offset,
-                    Kokkos::LayoutStride(static_cast<std::size_t>(rows), 1, static_cast<std::size_t>(columns),
-                                         static_cast<std::size_t>(distance)));
+  constexpr std::int64_t most_offset = 8;
+  const std::int64_t size = distance * columns + most_offset;
+  const Memory x("x", size), y("y", size), expected("expected", size), sums("lse", rows),
+      expected_sums("expected lse", rows);
+  const auto matrix = [&](const Memory& memory, std::int64_t offset) {
+    return View(memory.data() + offset,
+                Kokkos::LayoutStride(static_cast<std::size_t>(rows), 1, static_cast<std::size_t>(columns),
+                                     static_cast<std::size_t>(distance)));
+  };
+  Kokkos::parallel_for("fill", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, size),
+                       FillColumns<T>{x.data(), distance});
+  for (const auto& [of_x, of_y] : offsets) {
+    ASSERT_LE(std::max(of_x, of_y), most_offset);
+    for (const auto operation : operations) {
+      const auto run = [&](const char* forced_one, const Memory& to, const Memory& to_sums) {
+        Kokkos::deep_copy(exec, to, T(7.0f));
+        const ks::ScopedImplementation forced(forced_one);
+        with_transform(rows, distance, [&](const auto&... transform) {
+          call(operation, exec, matrix(x, of_x), matrix(to, of_y), to_sums, 1, transform...);
+        });
+        EXPECT_STREQ(ks::last_implementation(), forced_one);
       };
-      Kokkos::parallel_for("fill", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, size),
-                           FillColumns<T>{x.data(), distance});
-      for (const auto& [of_x, of_y] : {std::pair{0, 0}, {1, 1}, {0, 1}, {3, 0}}) {
-        for (const auto operation : operations) {
-          const auto run = [&](const char* forced_one, const Memory& to, const Memory& to_sums) {
-            Kokkos::deep_copy(exec, to, T(7.0f));
-            const ks::ScopedImplementation forced(forced_one);
-            with_transform(rows, distance, [&](const auto&... transform) {
-              call(operation, exec, matrix(x, of_x), matrix(to, of_y), to_sums, 1, transform...);
-            });
-          };
-          run(implementation, y, sums);
-          run(whose_bits, expected, expected_sums);
-          const bool reduces = operation == Operation::logsumexp;
-          const std::int64_t different = reduces
-                                             ? count_different(exec, sums.data(), expected_sums.data(), rows)
+      run(implementation, y, sums);
+      run(whose_bits, expected, expected_sums);
+      const bool reduces = operation == Operation::logsumexp;
+      const std::int64_t different = reduces ? count_different(exec, sums.data(), expected_sums.data(), rows)
                                              : count_different(exec, y.data(), expected.data(), size);
-          EXPECT_EQ(different, 0) << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << rows
-                                  << " rows of " << columns << ", " << distance << " apart, offsets " << of_x
-                                  << " and " << of_y << ", " << implementation << " and " << whose_bits;
-        }
-      }
+      EXPECT_EQ(different, 0) << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << rows
+                              << " rows of " << columns << ", " << distance << " apart, offsets " << of_x
+                              << " and " << of_y << ", " << implementation << " and " << whose_bits;
     }
+  }
+}
+
+// Of so many rows of 16 bits that CUDA reduces those of several slices in pairs wherever these begin, columns
+// are an odd and an even distance apart, in x and y alike or not; the last row may have no other.
+template <class T, class Exec, class WithTransform = NoTransform>
+void check_bits_of_pairs(const char* implementation, const char* whose_bits, std::int64_t columns,
+                         const WithTransform& with_transform = {}) {
+  const std::int64_t slices = (columns + 255) / 256;
+  const std::int64_t many = 64 * 8 * Exec().cuda_device_prop().multiProcessorCount / slices + 77;
+  for (const std::int64_t rows : {many | 1, many + (many & 1)}) {
+    for (const std::int64_t distance : {rows, rows + 1})
+      check_bits_of_many_rows<T, Exec>(implementation, whose_bits, rows, columns, distance,
+                                       {{0, 0}, {1, 1}, {0, 1}, {3, 0}}, with_transform);
+  }
+}
+
+// Of so many rows that their slices come as wide boxes, on boundaries of 16 bytes that are none of 32, the
+// last tile filled or not.
+template <class T, class Exec, class WithTransform = NoTransform>
+void check_bits_of_wide_boxes(std::int64_t columns, const WithTransform& with_transform = {}) {
+  constexpr std::int64_t unit = 16 / static_cast<std::int64_t>(sizeof(T));
+  const std::int64_t slices = (columns + 255) / 256;
+  const std::int64_t many = 64 * 8 * Exec().cuda_device_prop().multiProcessorCount / slices + 77,
+                     distance = (many / unit | 1) * unit;
+  for (const std::int64_t rows : {distance, distance - 2, distance / 128 * 128}) {
+    check_bits_of_many_rows<T, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns, distance,
+                                     {{0, 0}, {unit, unit}, {unit, 0}}, with_transform);
   }
 }
 

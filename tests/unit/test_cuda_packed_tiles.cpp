@@ -213,6 +213,17 @@ TEST(CudaPackedTiles, SameBitsOfTwoPasses) {
   }
   check_bits<half_t>("two_pass_tiles", "grid_pipelined_tiles", 1024);
 }
+TEST(CudaPackedTiles, WideBoxes) {
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
+  for (const std::int64_t columns : {512, 1100}) {
+    check_bits_of_wide_boxes<bhalf_t, Exec>(
+        columns, [](std::int64_t, std::int64_t, const auto& use) { use(ks::scale(0.7)); });
+    // (Which come as others do.)
+    check_bits_of_wide_boxes<bhalf_t, Exec>(columns, [](std::int64_t rows, std::int64_t, const auto& use) {
+      use(ks::temperature(many<float, ManyTemperatures>(rows)));
+    });
+  }
+}
 TEST(CudaPackedTiles, SameBitsOfSlicedTiles) {
   for (const std::int64_t columns : {257, 512}) {
     check_bits<bhalf_t>("block_per_sliced_tile", "two_pass_tiles", columns);

@@ -82,6 +82,11 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   }
   expect_implementation<float>(5, many_rows(), "block_per_wide_tile");
   expect_implementation<bhalf_t>(5, many_rows() + 1, "block_per_wide_tile");
+  for (const std::int64_t columns : {64, 100, 256}) {
+    expect_implementation<float>(columns, 25600000 / columns, "block_per_wide_tile");
+    expect_implementation<bhalf_t>(columns, 25600000 / columns, "block_per_wide_tile");
+  }
+  expect_implementation<float>(256, 10000, "block_per_tile");
   expect_implementation<double>(2, many_rows(), "block_per_tile");
   // Boxes are copied faster, but where they would write sectors in part. And half of 16 bits are no pairs.
   const char* const several = has_clusters<Exec>() ? "cluster_per_tile" : twice;
@@ -95,12 +100,23 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
     expect_implementation<half_t>(500, 100000, sliced);
     expect_implementation<half_t>(600, 100001, twice);
     expect_implementation<half_t>(600, 100002, twice);
+    // Wide boxes write whole sectors but for their edges.
+    expect_implementation<float>(300, 100004, in_block);
+    expect_implementation<float>(400, 100004, sliced, in_block);
+    expect_implementation<float>(512, 100004, several, in_block);
+    expect_implementation<float>(600, 100004, sliced);
+    expect_implementation<float>(10000, 4004, sliced, twice);
+    expect_implementation<bhalf_t>(4000, 20008, sliced, twice);
+    expect_implementation<bhalf_t>(4000, 20004, twice);
+    // From memory, where a row fills its slices, they are faster on all boundaries.
+    expect_implementation<float>(512, 100000, sliced, in_block);
+    expect_implementation<float>(512, 10000, in_block);
   }
   // What cannot wait in shared memory as it is written, and of which there is too much to wait for.
   expect_implementation<float>(5000, 4000, sliced, twice);
   expect_implementation<float>(5000, 4001, twice);
   expect_implementation<float>(5000, 4004, sliced, twice);
-  expect_implementation<float>(10000, 4004, twice);
+  expect_implementation<float>(20000, 4004, twice);
   expect_implementation<bhalf_t>(5000, 4000, sliced, twice);
   expect_implementation<bhalf_t>(5000, 4002, twice);
   expect_implementation<bhalf_t>(50000, 1024, twice);
@@ -171,6 +187,13 @@ void check_layouts(const std::vector<std::int64_t>& extents, const std::vector<i
   // Sixteen more between columns, and 16 elements on: boundaries of boxes; then off all of them.
   c.in = reference::ordered(extents, order, 1, 16, 16);
   check<In, Out, rank>(Exec(), c, false);
+  // Columns that begin on boundaries and end anywhere: what lies behind them in the last 16 bytes stays.
+  const std::int64_t inner = extents[static_cast<std::size_t>(order.front())];
+  const auto dense = c.out;
+  c.in = reference::ordered(extents, order, 1, 32 - inner % 16, 16);
+  c.out = c.in;
+  check<In, Out, rank>(Exec(), c, false);
+  c.out = dense;
   c.in = reference::ordered(extents, order, 1, 3, 1);
   check<In, Out, rank>(Exec(), c, false);
   c.out = reference::ordered(extents, order, 1, 5, 2);
@@ -415,6 +438,24 @@ TEST(CudaTiles, PairsThatBeginAnywhere) {
   }
 }
 
+// And so many that slices come as boxes that are twice as wide.
+TEST(CudaTiles, WideBoxes) {
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
+  for (const std::int64_t columns : {300, 512, 600, 1024, 4000, 10000})
+    check_bits_of_wide_boxes<float, Exec>(columns);
+  for (const std::int64_t columns : {384, 512, 600, 2049, 4000}) {
+    check_bits_of_wide_boxes<bhalf_t, Exec>(columns);
+    check_bits_of_wide_boxes<half_t, Exec>(columns);
+  }
+  // A multiple of 256 bytes apart, the first tile and the last one filled or not, and parts of 16 bytes.
+  for (const std::int64_t rows : {66624, 66626, 66688}) {
+    check_bits_of_many_rows<float, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, 512, 66688,
+                                         {{0, 0}, {4, 4}, {0, 4}, {8, 8}});
+  }
+  check_bits_of_many_rows<bhalf_t, Exec>("grid_pipelined_tiles", "two_pass_tiles", 66686, 512, 66688,
+                                         {{0, 0}, {8, 8}});
+}
+
 TEST(CudaTiles, SameBitsOfClusters) {
   if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
   const std::vector<std::int64_t> lengths{257, 300, 512, 1000, 2049, 4096};
@@ -541,13 +582,19 @@ template <class T>
 void check_reserved_for_other_alignments(std::int64_t columns, const char* usual, const char* elsewhere,
                                          std::size_t nodes_elsewhere) {
   using View = Kokkos::View<T**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
-  for (const auto& [most, others] : {std::pair{40000, std::pair{39999, 77}}, {40001, {40000, 77}}}) {
+  // A boundary of 16 bytes that is none of 32.
+  const int between = 40000 - 16 / static_cast<int>(sizeof(T));
+  struct Extents {
+    int reserved, others[2];
+  };
+  for (const auto& [most, others] :
+       {Extents{40000, {39999, 77}}, Extents{40001, {40000, 77}}, Extents{40001, {between, 77}}}) {
     const Stream stream;
     const Exec exec(stream);
     const View reserved("x", most, columns);
     ks::reserve(exec, reserved, reserved);
     exec.fence();
-    for (const int rows : {most, others.first, others.second}) {
+    for (const int rows : {most, others[0], others[1]}) {
       const View x("x", rows, columns), y("y", rows, columns);
       const Graph graph(stream, [&] { ks::softmax(exec, x, y); });
       const bool is_elsewhere = rows % 2 != 0 && rows > 77;

@@ -165,6 +165,12 @@ TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
     expect(0.0, 129, rows, "block_per_sliced_tile");
     expect(0.0, 513, rows, "two_pass_tiles");
   }
+  // A row alone in a thread, or several, which take registers.
+  expect(0.0f, 16, 1600000, "block_per_tile");
+  expect(0.0f, 100, 256000, "block_per_wide_tile");
+  expect(0.0f, 100, 256001, "block_per_tile");
+  expect(0.0f, 256, 100000, "block_per_wide_tile");
+  expect(0.0f, 256, 100001, "block_per_wide_tile");
   expect(0.0f, 300, 40001, several);
   expect(0.0f, 300, 40000, "block_per_sliced_tile");
   expect(0.0f, 600, 40000, sliced);
@@ -215,6 +221,15 @@ TEST(CudaTransformedTiles, SameBitsOfTwoPasses) {
     check_bits_of_two_passes<float, Exec>({columns}, transform);
     check_bits_of_two_passes<half_t, Exec>({columns}, transform);
     check_bits_of_two_passes<bhalf_t, Exec>({columns}, transform);
+  }
+}
+
+TEST(CudaTransformedTiles, WideBoxes) {
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
+  for (const std::int64_t columns : {512, 600, 4352}) {
+    check_bits_of_wide_boxes<float, Exec>(columns, [&](std::int64_t, std::int64_t, const auto& use) {
+      use(ks::transform(Ripple{}) | ks::causal(columns / 2));
+    });
   }
 }
 

@@ -96,7 +96,7 @@ struct BlockPerSlicedTile {
     if (problem.operation == Operation::logsumexp && slices_of_tiles(problem) > few_slices)
       return "two_pass_tiles reads x once for sums";
     if constexpr (GridPipelinedTiles::supports<Exec, Problem>) {
-      if (GridPipelinedTiles::refuse(exec, problem).empty()) return advice_where_rows_can_wait(problem);
+      if (GridPipelinedTiles::refuse(exec, problem).empty()) return advice_where_rows_can_wait(exec, problem);
     }
     return {};
   }
@@ -145,8 +145,8 @@ struct BlockPerSlicedTile {
   }
 
   /// Of rows that grid_pipelined_tiles could have. (That kernel, or cluster_per_tile, and this one.)
-  template <class Problem>
-  static std::string_view advice_where_rows_can_wait(const Problem& problem) {
+  template <class Exec, class Problem>
+  static std::string_view advice_where_rows_can_wait(const Exec& exec, const Problem& problem) {
     constexpr bool is_16_bit = sizeof(typename Problem::In) == 2,
                    keeps_exponentials = ResultOfTileRow<Problem>::keeps_exponentials;
     constexpr const char *boxes_are_faster = "boxes of columns are copied faster",
@@ -163,7 +163,12 @@ struct BlockPerSlicedTile {
     // (Float 257 columns 0.74 and 0.85, 512 0.85 and 0.86, 600 0.85 and 0.69, 1000 0.86 both; images of 7 x 7
     // 300 0.54 and 0.62, 1000 0.55 both, of 14 x 14 0.72 and 0.90, 0.82 and 0.70. But 300 columns with a mask
     // as large as x 0.71 and 0.59, and a temperature 0.64 and 0.52, with a factor and a bias 0.60 and 0.63.)
+    // (One H200, float in wide boxes and by this kernel: 512 columns 0.875 and 0.83; on boundaries of 16
+    // bytes that are none of sectors 300 0.68 and 0.70, 400 0.72 and 0.60, 512 0.71 and 0.58.)
     if constexpr (!is_16_bit) {
+      constexpr index_type few_columns = 320;
+      if (problem.geometry.columns > few_columns && GridPipelinedTiles::come_as_wide_boxes(exec, problem))
+        return boxes_are_faster;
       if (by_boxes && only_reads_masks(problem.transform)) return boxes_are_faster;
       return few ? "" : several_are_faster;
     }

@@ -173,8 +173,15 @@ struct ClusterPerTile {
     if (tiles_of<Problem>(g.rows) * slices <
         blocks_of_multiprocessor * exec.cuda_device_prop().multiProcessorCount)
       return "there are too few rows for several in each thread";
-    // (Fraction of a copy, likewise: where columns lie on boundaries of 16 bytes, but not on those of
-    // sectors, float 1000 columns 0.55 and 0.68, 4000 0.60 and 0.55, bfloat16 1000 0.57 and 0.56.)
+    // (One H200, fraction of a copy of floats that lie on boundaries of 16 bytes, but not on those of
+    // sectors, this kernel and wide boxes: 400 columns 0.685 and 0.72, 512 0.73 and 0.71, 600 0.65 and 0.715,
+    // 1000 0.69 and 0.715, 2000 0.655 and 0.715; with a factor 512 0.68 and 0.72.)
+    constexpr index_type nearly_two_slices = 448;
+    const bool fills_two = slices == least_slices && g.columns >= nearly_two_slices;
+    if ((has_transform_v<Problem> || !fills_two) && GridPipelinedTiles::come_as_wide_boxes(exec, problem))
+      return "wide boxes of columns are copied faster";
+    // (Fraction of a copy, likewise by boxes: float 1000 columns 0.55 and 0.68, 4000 0.60 and 0.55, bfloat16
+    // 1000 0.57 and 0.56.)
     constexpr index_type few_slices = 8;
     const bool few = slices <= few_slices;
     // (Of several dimensions, where rows side by side are too few for boxes, threads copy there: one H100, 14

@@ -27,13 +27,29 @@
 
 namespace KokkosSoftmax::impl {
 
-/// A block: lanes across rows, `slots` along the columns of a slice.
+/// Those who reduce a slice: lanes across rows, `slots` along its columns.
 template <class Problem>
 struct TileBlock {
   static constexpr int lanes = 32, slots = 8, threads = lanes * slots,
                        columns_of_thread = columns_of_tile<Problem> / slots;
-  /// With the warps that ask and join, and the one that copies.
-  static constexpr int all_threads(bool boxes) { return threads + (boxes ? 96 : 64); }
+};
+
+/// How slices come and go. Boxes are twice as wide where a block has two sides, with half the rows each.
+enum class TilesCome { by_threads, by_boxes, by_wide_boxes };
+
+/// A block. Memory that is written in pieces of 256 bytes on boundaries of as many takes more of them than in
+/// pieces of 128; how wide they are that are read is all the same. (One H200, columns of 1024 x 262144 floats
+/// that are only copied, fraction of a copy, boxes of 128 bytes by 256 columns both ways 0.75 to 0.80, of 256
+/// bytes 0.915, read in such and written in the others 0.86, the other way round 0.915; softmax 0.81 and
+/// 0.84.)
+template <TilesCome come, class Problem>
+struct SidesOfTileBlock {
+  static constexpr bool boxes = come != TilesCome::by_threads;
+  static constexpr int sides = come == TilesCome::by_wide_boxes ? 2 : 1;
+  /// With those that ask and join, and the one that copies.
+  static constexpr int warps_of_side = TileBlock<Problem>::threads / 32 + 2,
+                       warps = sides * warps_of_side + (boxes ? 1 : 0), threads = warps * 32;
+  static constexpr int blocks_a_multiprocessor = 2 / sides;
 };
 
 struct SliceOfTile {
@@ -44,11 +60,18 @@ struct SliceOfTile {
 /// of all these then by the block that has the row's last one. (16384 columns on one H200, fraction of a
 /// copy, all joined by one and so: float 0.69 and 0.75, bfloat16 0.49 and 0.64.)
 inline constexpr unsigned tile_slices_joined = 16;
+/// Slices of a tile at most that those who ask for its results join themselves, each for its block: the way
+/// through L2 is half as long.
+inline constexpr int most_slices_of_askers = 8;
 
 /// How the copy engine takes slices: as boxes of tensors of the rows that are neighbours, the columns, and
 /// two more dimensions of rows.
 struct TileBoxes {
   CUtensorMap x, y;
+  /// Of the rows that are neighbours, those of which boxes have the outputs: where the copy engine would have
+  /// a part of 16 bytes it writes all of them.
+  index_type rows_stored;
+  int rows_before;          ///< see rows_before_boundary: the first tile begins so many before the first row
   unsigned tiles_of_inner;  ///< of the rows that are neighbours
   unsigned extent;          ///< of the next dimension
 };
@@ -61,7 +84,8 @@ struct TilesCall {
   unsigned slices;   ///< of a tile
   unsigned tiles;
   TileBoxes boxes;
-  bool pairs;  ///< rows_come_in_pairs
+  bool pairs;        ///< rows_come_in_pairs
+  bool askers_join;  ///< see AskerOfTiles
 
   __device__ SliceOfTile slice(unsigned ticket) const {
     const unsigned tile = ticket / slices;
@@ -69,22 +93,15 @@ struct TilesCall {
   }
 };
 
-/// Shared memory of a block, but for what slices are in.
+/// Shared memory of a side of a block, but for sums.
 template <int rows_of_lane, class Problem>
 struct SharedRing {
   static constexpr int rows = TileBlock<Problem>::lanes * rows_of_lane;
-  static constexpr int slots = 3;  ///< as many as two blocks have room for on a multiprocessor
+  static constexpr int slots = 3;  ///< as many as two sides have room for on a multiprocessor
 
   ResultOfTileRow<Problem> results[slots][rows];
-  Mbarrier full[slots];     ///< boxes: a slice has come
-  Mbarrier told[slots];     ///< it has been reduced
-  Mbarrier known[slots];    ///< the results of its rows are there
-  Mbarrier written[slots];  ///< boxes: its outputs are there
-  Mbarrier to_join[slots];  ///< slices up to the next one of these
-  SliceOfTile slice[slots];
-  SliceOfTile to_join_to[slots];
-  SliceOfTile next;
-  unsigned next_ticket;
+  Mbarrier told[slots];   ///< a slice has been reduced
+  Mbarrier known[slots];  ///< the results of its rows are there
 
   /// Temperatures of rows that stay packed, which whoever has a slice come brings along: those that reduce it
   /// and form its outputs would wait for them. (One H200, bfloat16 4096 x 65536, fraction of a copy: read by
@@ -94,7 +111,7 @@ struct SharedRing {
   float temperatures[slots][has_temperatures ? rows : 1];
 };
 
-/// The slots hold slices while they are on their way and while they wait, [column][lane].
+/// Of a side.
 template <int rows_of_lane, class Problem, bool transforms = makes_logits<Problem>>
 struct SharedTiles : SharedRing<rows_of_lane, Problem> {
   using Ring = SharedRing<rows_of_lane, Problem>;
@@ -104,18 +121,18 @@ struct SharedTiles : SharedRing<rows_of_lane, Problem> {
   using Mine = PartOfTile<columns, rows_of_lane, Problem>;
   using Held = typename Mine::Held;
   using Raw = typename Mine::Raw;
-  /// Whether memory is copied there by itself: it comes as it is held, and no less than 4 bytes.
+  /// Whether memory is copied to slots by itself: it comes as it is held, and no less than 4 bytes.
   static constexpr bool copies = sizeof(Raw) == sizeof(Held);
-  static constexpr std::uint32_t slot_bytes = columns_of_tile<Problem> * Block::lanes * sizeof(Held);
+  /// What a slot has of a column.
+  using OfColumn = Held[Block::lanes];
 
-  alignas(128) Held held[Ring::slots][Block::slots][columns][Block::lanes];
   ShareSum<Acc> sums[Block::slots][Ring::rows];
   Acc maxima_of_rows[Ring::rows];  ///< behind these sums, see SharedTile
   Held tops[Block::slots][Block::lanes];
   Acc maxima[Ring::slots][Ring::rows];  ///< of what is in the slots
 };
 
-/// Where there is a transform, [column][row], as x has them; what a transform makes of 16 bits does not fit,
+/// Where there is a transform slots have rows, as x has them; what a transform makes of 16 bits does not fit,
 /// unless it is a PackedExponential, and is made once more.
 template <int rows_of_lane, class Problem>
 struct SharedTiles<rows_of_lane, Problem, true> : SharedRing<rows_of_lane, Problem> {
@@ -126,58 +143,99 @@ struct SharedTiles<rows_of_lane, Problem, true> : SharedRing<rows_of_lane, Probl
   using Mine = PartOfTile<columns, 1, Problem>;
   using Raw = typename Mine::Raw;
   static constexpr bool copies = true;
-  static constexpr std::uint32_t slot_bytes = columns_of_tile<Problem> * Ring::rows * sizeof(Raw);
+  using OfColumn = Raw[Ring::rows];
 
-  alignas(128) Raw held[Ring::slots][Block::slots][columns][Ring::rows];
   ShareSum<Acc> sums[Block::slots][Ring::rows];
   Acc maxima[Ring::slots][Block::slots][Ring::rows];  ///< of each thread's columns
 };
 
-template <int rows_of_lane, class Problem>
+/// The slots hold slices while they are on their way and while they wait.
+template <TilesCome come, int rows_of_lane, class Problem>
+struct SharedTileBlock {
+  using Side = SharedTiles<rows_of_lane, Problem>;
+  static constexpr int sides = SidesOfTileBlock<come, Problem>::sides, slots = Side::slots;
+
+  alignas(128) typename Side::OfColumn held[slots][TileBlock<Problem>::slots][Side::columns][sides];
+  static constexpr std::uint32_t slot_bytes = sizeof(held[0]);
+  Side side[sides];
+  Mbarrier full[slots];     ///< boxes: a slice has come
+  Mbarrier written[slots];  ///< boxes: its outputs are there
+  Mbarrier to_join[slots];  ///< slices up to the next one of these
+  SliceOfTile slice[slots];
+  SliceOfTile to_join_to[slots];
+  SliceOfTile next;
+  unsigned next_ticket;
+};
+
+/// A thread of a side of a block.
+template <TilesCome come, int rows_of_lane, class Problem>
 struct TilesOfBlock {
-  using Shared = SharedTiles<rows_of_lane, Problem>;
+  using SharedBlock = SharedTileBlock<come, rows_of_lane, Problem>;
+  using Shared = typename SharedBlock::Side;
   using Mine = typename Shared::Mine;
   using Result = typename Mine::Result;
   using Acc = typename Problem::Acc;
   using Words = PartialWords<Acc>;
-  static constexpr int rows = Shared::rows, slots = Shared::slots;
+  /// Rows of a side, and of a tile.
+  static constexpr int sides = SharedBlock::sides, rows = Shared::rows, rows_of_tile = sides * rows,
+                       slots = Shared::slots;
+  static constexpr bool boxes = come != TilesCome::by_threads;
   /// Whether outputs leave as boxes, too, where logits come so.
   static constexpr bool stores_boxes = sizeof(typename Problem::Out) == sizeof(typename Problem::In);
 
   const TilesCall<Problem>& call;
-  Shared& shared;
+  SharedBlock& block;
+  Shared& shared;  ///< of this side
+  int side;
   std::uint32_t tag;
   bool reduces;
 
-  /// Of a tile, for each row: a word of each slice, one of each `tile_slices_joined` of them, and one of all.
+  __device__ TilesOfBlock(const TilesCall<Problem>& call_, SharedBlock& block_, int side_, std::uint32_t tag_)
+      : call(call_),
+        block(block_),
+        shared(block_.side[side_]),
+        side(side_),
+        tag(tag_),
+        reduces(call_.problem.operation == Operation::logsumexp) {}
+
+  /// Of a tile, for each row of this side: a word of each slice, one of each `tile_slices_joined` of them,
+  /// and one of all.
   __device__ Words* words(unsigned tile, unsigned word) const {
     return call.workspace.template partials<Acc>() +
-           (static_cast<index_type>(tile) * (call.slices + joins() + 1) + word) * rows;
+           ((static_cast<index_type>(tile) * sides + side) * (call.slices + joins() + 1) + word) * rows;
   }
   __device__ unsigned joins() const { return (call.slices + tile_slices_joined - 1) / tile_slices_joined; }
   __device__ Words* results_of(unsigned tile) const { return words(tile, call.slices + joins()); }
   __device__ unsigned draw() const {
     return static_cast<unsigned>(atomicAdd(&call.workspace.header->next_ticket, 1ull));
   }
-  /// A row of a tile. Those that are not there have numbers from that of all rows on.
-  template <bool boxes>
+  __device__ int rows_before() const { return come == TilesCome::by_wide_boxes ? call.boxes.rows_before : 0; }
+  /// Where a row of a tile of boxes lies: these do not go on in the next dimension.
+  struct RowOfBoxes {
+    unsigned outer;    ///< in the other dimensions
+    index_type inner;  ///< in the fastest one; negative in front of the first row
+  };
+  __device__ RowOfBoxes row_of_boxes(unsigned tile, int row) const requires(boxes) {
+    const unsigned outer = tile / call.boxes.tiles_of_inner;
+    const index_type first =
+        static_cast<index_type>(tile - outer * call.boxes.tiles_of_inner) * rows_of_tile - rows_before();
+    return {outer, first + row};
+  }
+  /// Rows that are not there have numbers from that of all rows on.
   __device__ index_type row_of(unsigned tile, int row) const {
     if constexpr (boxes) {
-      // Tiles do not go on in the next dimension.
-      const unsigned outer = tile / call.boxes.tiles_of_inner;
       const RowGeometry& g = call.problem.geometry;
-      const index_type inner = g.extent[g.rank - 1],
-                       in_inner =
-                           static_cast<index_type>(tile - outer * call.boxes.tiles_of_inner) * rows + row;
-      return in_inner < inner ? outer * inner + in_inner : g.rows;
+      const index_type inner = g.extent[g.rank - 1];
+      const RowOfBoxes at = row_of_boxes(tile, row);
+      return at.inner >= 0 && at.inner < inner ? at.outer * inner + at.inner : g.rows;
     }
-    return static_cast<index_type>(tile) * rows + row;
+    return static_cast<index_type>(tile) * rows_of_tile + row;
   }
-  template <bool boxes>
   __device__ void bring_temperature(int slot, const SliceOfTile& slice, int row) const {
     if constexpr (Shared::has_temperatures) {
+      static_assert(sides == 1);
       const RowGeometry& g = call.problem.geometry;
-      const index_type position = row_of<boxes>(slice.tile, row);
+      const index_type position = row_of(slice.tile, row);
       if (position < g.rows)
         shared.temperatures[slot][row] =
             Mine::Scale::number_of(call.problem.transform.at_row(g.row(position).index));
@@ -186,19 +244,20 @@ struct TilesOfBlock {
   /// By one thread: a slice that is on its way to a slot. Where it is the last of those that are joined, what
   /// others tell of these can be joined by now.
   __device__ void comes(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
-    shared.slice[slot] = slice;
+    block.slice[slot] = slice;
+    if (call.askers_join) return;
     if (slice.slice == call.slices - 1 || (slice.slice + 1) % tile_slices_joined == 0)
       have_joined(to_join, slice);
   }
   __device__ void have_joined(RingCursor& to_join, const SliceOfTile& last) const {
-    shared.to_join_to[to_join.slot] = last;
-    mbarrier_arrive(&shared.to_join[to_join.slot]);
+    block.to_join_to[to_join.slot] = last;
+    mbarrier_arrive(&block.to_join[to_join.slot]);
     to_join.advance(slots);
   }
   /// By the same one: none comes any more. Every block draws one ticket that is none; who draws the last one
   /// leaves all ready for the next launch.
   __device__ void end(int slot, unsigned ticket, RingCursor& to_join) const {
-    shared.slice[slot].tile = call.tiles;
+    block.slice[slot].tile = call.tiles;
     have_joined(to_join, {call.tiles, 0});
     if (ticket == call.tickets + gridDim.x - 1) {
       call.workspace.header->next_ticket = 0;
@@ -207,11 +266,11 @@ struct TilesOfBlock {
   }
 };
 
-/// A thread that reduces slices and forms outputs; if these do not come and go by `boxes`, it fetches and
+/// A thread that reduces slices and forms outputs; if these do not come and go by boxes, it fetches and
 /// writes its part as well.
-template <bool boxes, int rows_of_lane, class Problem>
-struct MoverOfTiles : TilesOfBlock<rows_of_lane, Problem> {
-  using Base = TilesOfBlock<rows_of_lane, Problem>;
+template <TilesCome come, int rows_of_lane, class Problem>
+struct MoverOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
+  using Base = TilesOfBlock<come, rows_of_lane, Problem>;
   using Base::call;
   using Base::rows;
   using Block = TileBlock<Problem>;
@@ -221,32 +280,53 @@ struct MoverOfTiles : TilesOfBlock<rows_of_lane, Problem> {
 
   __device__ explicit MoverOfTiles(const Base& base)
       : Base(base),
-        thread(static_cast<int>(threadIdx.x)),
+        thread(static_cast<int>(threadIdx.x) -
+               Base::side * SidesOfTileBlock<come, Problem>::warps_of_side * 32),
         lane(thread % Block::lanes),
         slot_of_thread(thread / Block::lanes),
         softmax(call.problem.operation == Operation::softmax) {}
 
-  __device__ static void barrier() { barrier_sync(1, Block::threads); }
-  __device__ static bool all(bool holds) { return barrier_all(1, Block::threads, holds); }
-  /// Of this thread's columns in a slice, from a row of the tile on.
+  __device__ void barrier() const { barrier_sync(1 + Base::side, Block::threads); }
+  __device__ bool all(bool holds) const { return barrier_all(1 + Base::side, Block::threads, holds); }
+  /// Of this thread's columns in a slice, from a row of its side on.
   template <class Place>
   __device__ Place place(const SliceOfTile& of, int row) const {
-    return {call.problem.geometry, Base::template row_of<boxes>(of.tile, row),
+    return {call.problem.geometry, Base::row_of(of.tile, Base::side * rows + row),
             static_cast<index_type>(of.slice) * columns_of_tile<Problem> +
                 slot_of_thread * Block::columns_of_thread};
+  }
+  /// Stores this thread's outputs of rows that boxes leave out: the last ones (rows_stored), and those of a
+  /// tile that begins before the first row, for the copy engine stores no such box. output(k) gives those of
+  /// a column.
+  template <class Place, class Output>
+  __device__ void store_beside_boxes(const SliceOfTile& slice, int row, const Place& at,
+                                     const Output& output) const {
+    if constexpr (Base::boxes && Base::stores_boxes) {
+      const RowGeometry& g = call.problem.geometry;
+      const index_type first = Base::row_of_boxes(slice.tile, 0).inner;
+      const bool in_box = first >= 0 && first + Base::side * rows + row < call.boxes.rows_stored;
+      if (in_box || !at.exists(g)) return;
+      auto* y = call.problem.y + at.row(g).y_offset + at.first_column * g.y_column_stride;
+      using Bits = std::remove_cvref_t<decltype(output(0))>;
+#pragma unroll 1
+      for (int k = 0; k < at.count; ++k, y += g.y_column_stride) *reinterpret_cast<Bits*>(y) = output(k);
+    }
   }
 };
 
 /// What it does to a slice.
-template <bool boxes, int rows_of_lane, class Problem>
-struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
-  using Mover = MoverOfTiles<boxes, rows_of_lane, Problem>;
+template <TilesCome come, int rows_of_lane, class Problem>
+struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
+  using Mover = MoverOfTiles<come, rows_of_lane, Problem>;
   using Mover::barrier;
+  using Mover::block;
+  using Mover::boxes;
   using Mover::call;
   using Mover::lane;
   using Mover::reduces;
   using Mover::rows;
   using Mover::shared;
+  using Mover::side;
   using Mover::slot_of_thread;
   using Mover::softmax;
   using Mover::tag;
@@ -267,11 +347,11 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
     return Mover::template place<Place>(of, lane * rows_of_lane);
   }
   /// Of a column of this thread.
-  __device__ Held& held(int slot, int k) const { return shared.held[slot][slot_of_thread][k][lane]; }
+  __device__ Held& held(int slot, int k) const { return block.held[slot][slot_of_thread][k][side][lane]; }
 
   __device__ void fetch(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
     if (thread == 0) this->comes(slot, slice, to_join);
-    if (thread < rows) this->template bring_temperature<boxes>(slot, slice, thread);
+    if (thread < rows) this->bring_temperature(slot, slice, thread);
     const Place at = place(slice);
     if constexpr (Shared::copies) {
       const char* from = reinterpret_cast<const char*>(Mine::first_of_x(call.problem, at));
@@ -324,7 +404,7 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
 
   /// Reduces a slice and tells of it.
   __device__ void reduce(int slot) const {
-    const SliceOfTile slice = shared.slice[slot];
+    const SliceOfTile slice = block.slice[slot];
     Mine mine;
     const Place at = place(slice);
     take(slot, at, mine);
@@ -334,7 +414,7 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
     Acc max[rows_of_lane];
     const SharedTile<rows_of_lane, Problem> of_tile(shared.sums, Block::lanes, Block::slots);
     of_tile.reduce(
-        mine, softmax, lane, Block::lanes, slot_of_thread, Block::slots, max, [] { barrier(); },
+        mine, softmax, lane, Block::lanes, slot_of_thread, Block::slots, max, [&] { barrier(); },
         [&](int row, Acc top, const ShareSum<Acc>& sum) {
           const PartialSoftmax<Acc> partial = Mine::Part::share(top, sum);
           Words::publish(this->words(slice.tile, slice.slice) + row, partial, tag);
@@ -348,7 +428,7 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
 
   /// Forms the outputs of a slice whose rows' results are known.
   __device__ void finish(int slot) const {
-    const SliceOfTile slice = shared.slice[slot];
+    const SliceOfTile slice = block.slice[slot];
     Result result[rows_of_lane];
     Acc max[rows_of_lane];
 #pragma unroll
@@ -366,13 +446,15 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
         mine.for_outputs(
             call.problem.operation, max, result, columns,
             [&](int k, int, const typename Mine::Put& output) { held(slot, k) = bits_as<Held>(output); });
+        Mover::store_beside_boxes(slice, lane * rows_of_lane, place(slice),
+                                  [&](int k) -> Held { return held(slot, k); });
       } else {
         mine.write(call.problem, place(slice), max, result);
       }
     }
     if constexpr (boxes) {
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      mbarrier_arrive(&shared.written[slot]);
+      mbarrier_arrive(&block.written[slot]);
     }
   }
 };
@@ -380,15 +462,18 @@ struct WorkOnTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
 /// The same where there is a transform. Its rows of a lane, which are 32 apart, are taken one after the
 /// other: what a transform makes of them needs registers. Each thread subtracts the maximum of its own
 /// columns.
-template <bool boxes, int rows_of_lane, class Problem>
-struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
-  using Mover = MoverOfTiles<boxes, rows_of_lane, Problem>;
+template <TilesCome come, int rows_of_lane, class Problem>
+struct WorkOnTransformedTiles : MoverOfTiles<come, rows_of_lane, Problem> {
+  using Mover = MoverOfTiles<come, rows_of_lane, Problem>;
   using Mover::barrier;
+  using Mover::block;
+  using Mover::boxes;
   using Mover::call;
   using Mover::lane;
   using Mover::reduces;
   using Mover::rows;
   using Mover::shared;
+  using Mover::side;
   using Mover::slot_of_thread;
   using Mover::softmax;
   using Mover::tag;
@@ -412,7 +497,9 @@ struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
   __device__ Place place(const SliceOfTile& of, int v) const {
     return Mover::template place<Place>(of, row(v));
   }
-  __device__ Raw& held(int slot, int k, int v) const { return shared.held[slot][slot_of_thread][k][row(v)]; }
+  __device__ Raw& held(int slot, int k, int v) const {
+    return block.held[slot][slot_of_thread][k][side][row(v)];
+  }
 
   __device__ void fetch(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
     if (thread == 0) this->comes(slot, slice, to_join);
@@ -429,7 +516,7 @@ struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
       copy(std::integral_constant<int, sizeof(Raw)>(), place(slice, 0), &held(slot, 0, 0));
     } else if (call.pairs) {
       copy(std::integral_constant<int, 4>(), Mover::template place<Place>(slice, 2 * lane),
-           &shared.held[slot][slot_of_thread][0][2 * lane]);
+           &block.held[slot][slot_of_thread][0][side][2 * lane]);
     } else {
 #pragma unroll 1
       for (int v = 0; v < rows_of_lane; ++v) {
@@ -449,7 +536,7 @@ struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
   }
 
   __device__ void reduce(int slot) const {
-    const SliceOfTile slice = shared.slice[slot];
+    const SliceOfTile slice = block.slice[slot];
 #pragma unroll 1
     for (int v = 0; v < rows_of_lane; ++v) {
       Mine mine;
@@ -485,7 +572,7 @@ struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
   }
 
   __device__ void finish(int slot) const {
-    const SliceOfTile slice = shared.slice[slot];
+    const SliceOfTile slice = block.slice[slot];
 #pragma unroll 1
     for (int v = 0; v < rows_of_lane; ++v) {
       const Result result[1] = {shared.results[slot][row(v)]};
@@ -509,26 +596,29 @@ struct WorkOnTransformedTiles : MoverOfTiles<boxes, rows_of_lane, Problem> {
         mine.for_outputs(
             call.problem.operation, max, result, columns,
             [&](int k, int, const typename Mine::Put& output) { held(slot, k, v) = bits_as<Raw>(output); });
+        Mover::store_beside_boxes(slice, row(v), at, [&](int k) -> Raw { return held(slot, k, v); });
       } else {
         mine.write(call.problem, at, max, result);
       }
     }
     if constexpr (boxes) {
       fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      mbarrier_arrive(&shared.written[slot]);
+      mbarrier_arrive(&block.written[slot]);
     }
   }
 };
 
 /// All slices that a block draws.
-template <bool boxes, int rows_of_lane, class Problem>
+template <TilesCome come, int rows_of_lane, class Problem>
 struct MoversOfTiles
-    : std::conditional_t<makes_logits<Problem>, WorkOnTransformedTiles<boxes, rows_of_lane, Problem>,
-                         WorkOnTiles<boxes, rows_of_lane, Problem>> {
-  using Work = std::conditional_t<makes_logits<Problem>, WorkOnTransformedTiles<boxes, rows_of_lane, Problem>,
-                                  WorkOnTiles<boxes, rows_of_lane, Problem>>;
+    : std::conditional_t<makes_logits<Problem>, WorkOnTransformedTiles<come, rows_of_lane, Problem>,
+                         WorkOnTiles<come, rows_of_lane, Problem>> {
+  using Work = std::conditional_t<makes_logits<Problem>, WorkOnTransformedTiles<come, rows_of_lane, Problem>,
+                                  WorkOnTiles<come, rows_of_lane, Problem>>;
   using Work::all;
   using Work::barrier;
+  using Work::block;
+  using Work::boxes;
   using Work::call;
   using Work::fetch;
   using Work::finish;
@@ -575,11 +665,11 @@ struct MoversOfTiles
         if (pending == 0) return;
       } else if (pending < slots) {
         if (pending == 0) {
-          mbarrier_wait_parity(&shared.full[next.slot], next.parity);
-        } else if (!all(mbarrier_test_parity(&shared.full[next.slot], next.parity))) {
+          mbarrier_wait_parity(&block.full[next.slot], next.parity);
+        } else if (!all(mbarrier_test_parity(&block.full[next.slot], next.parity))) {
           continue;
         }
-        ends = shared.slice[next.slot].tile == call.tiles;
+        ends = block.slice[next.slot].tile == call.tiles;
         if (ends) {
           if (thread == 0) mbarrier_arrive(&shared.told[next.slot]);
           continue;
@@ -598,18 +688,18 @@ struct MoversOfTiles
     bool more = true;  // tickets
     const auto draw = [&] {
       if (!more || thread != 0) return;
-      shared.next_ticket = Work::draw();
-      shared.next = call.slice(shared.next_ticket);
+      block.next_ticket = Work::draw();
+      block.next = call.slice(block.next_ticket);
     };
     draw();
     unsigned ticket = 0;
     for (;;) {
       if (more && pending + coming < slots) {
         barrier();
-        ticket = shared.next_ticket;
+        ticket = block.next_ticket;
         more = ticket < call.tickets;
         if (more) {
-          fetch((oldest.slot + pending + coming) % slots, shared.next, to_join);
+          fetch((oldest.slot + pending + coming) % slots, block.next, to_join);
           ++coming;
           if (pending + coming < slots) {
             barrier();
@@ -642,13 +732,14 @@ struct MoversOfTiles
 };
 
 /// The warp that copies slices by boxes. It draws them as slots become free, and says when there are no more.
-template <int rows_of_lane, class Problem>
-struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
-  using Base = TilesOfBlock<rows_of_lane, Problem>;
+template <TilesCome come, int rows_of_lane, class Problem>
+struct CopierOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
+  using Base = TilesOfBlock<come, rows_of_lane, Problem>;
+  using Base::block;
   using Base::call;
   using Base::reduces;
   using Base::rows;
-  using Base::shared;
+  using Base::rows_of_tile;
   using Base::slots;
   using typename Base::Shared;
 
@@ -667,23 +758,24 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
     int inner, column, next, last;
   };
   __device__ Corner corner(const SliceOfTile& slice) const {
-    const unsigned outer = slice.tile / call.boxes.tiles_of_inner, last = outer / call.boxes.extent;
-    return {static_cast<int>((slice.tile - outer * call.boxes.tiles_of_inner) * rows),
-            static_cast<int>(slice.slice) * columns_of_tile<Problem>,
-            static_cast<int>(outer - last * call.boxes.extent), static_cast<int>(last)};
+    const typename Base::RowOfBoxes first = this->row_of_boxes(slice.tile, 0);
+    const unsigned last = first.outer / call.boxes.extent;
+    return {static_cast<int>(first.inner), static_cast<int>(slice.slice) * columns_of_tile<Problem>,
+            static_cast<int>(first.outer - last * call.boxes.extent), static_cast<int>(last)};
   }
   __device__ void load(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
     this->comes(slot, slice, to_join);
-    mbarrier_arrive_expect_tx(&shared.full[slot], Shared::slot_bytes);
+    mbarrier_arrive_expect_tx(&block.full[slot], Base::SharedBlock::slot_bytes);
     const Corner at = corner(slice);
-    cp_async_bulk_tensor_4d(shared_address(shared.held[slot]), &call.boxes.x, at.inner, at.column, at.next,
-                            at.last, shared_address(&shared.full[slot]));
+    cp_async_bulk_tensor_4d(shared_address(block.held[slot]), &call.boxes.x, at.inner, at.column, at.next,
+                            at.last, shared_address(&block.full[slot]));
   }
   __device__ void store(int slot) const {
     if (!Base::stores_boxes || reduces) return;
-    const Corner at = corner(shared.slice[slot]);
+    const Corner at = corner(block.slice[slot]);
+    if (at.inner < 0) return;
     cp_async_bulk_tensor_4d_store(&call.boxes.y, at.inner, at.column, at.next, at.last,
-                                  shared_address(shared.held[slot]));
+                                  shared_address(block.held[slot]));
   }
 
   /// Sees to it that masks are in L2 when they are asked for: those of the first and the last row of each
@@ -694,13 +786,13 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
     if constexpr (has_operands) {
       const auto& problem = call.problem;
       const RowGeometry& g = problem.geometry;
-      const unsigned outer = slice.tile / call.boxes.tiles_of_inner;
+      const typename Base::RowOfBoxes first = this->row_of_boxes(slice.tile, 0);
       const index_type inner = g.extent[g.rank - 1],
-                       first = static_cast<index_type>(slice.tile - outer * call.boxes.tiles_of_inner) * rows,
-                       row = lane % 2 == 0 ? first : min(first + rows, inner) - 1,
+                       row = lane % 2 == 0 ? max(first.inner, index_type(0))
+                                           : min(first.inner + rows_of_tile, inner) - 1,
                        first_column = static_cast<index_type>(slice.slice) * columns_of_tile<Problem>,
                        end = min(first_column + columns_of_tile<Problem>, g.columns);
-      const auto stage = problem.transform.at_row(g.row(outer * inner + row).index);
+      const auto stage = problem.transform.at_row(g.row(first.outer * inner + row).index);
       for (index_type column = first_column + lane / 2; column < end; column += 16) {
         map_operands(stage, [&](const auto& operand) {
           const auto* const from = &operand(column);
@@ -720,9 +812,9 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   __device__ void bring_temperatures(int slot, const SliceOfTile& slice) const {
     if constexpr (Shared::has_temperatures) {
 #pragma unroll
-      for (int row = lane; row < rows; row += 32) this->template bring_temperature<true>(slot, slice, row);
+      for (int row = lane; row < rows; row += 32) this->bring_temperature(slot, slice, row);
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(&shared.full[slot]);
+      if (lane == 0) mbarrier_arrive(&block.full[slot]);
     }
   }
 
@@ -732,7 +824,7 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
     int in_use = 0;
     for (;;) {
       if (in_use == slots) {
-        mbarrier_wait_parity(&shared.written[at.slot], at.parity);
+        mbarrier_wait_parity(&block.written[at.slot], at.parity);
         if (lane == 0) store(at.slot);
       }
       const unsigned ticket = draw();
@@ -746,7 +838,7 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
       if (!more) {
         if (lane == 0) {
           this->end(next, ticket, to_join);
-          for (int i = 0; i < arrivals; ++i) mbarrier_arrive(&shared.full[next]);
+          for (int i = 0; i < arrivals; ++i) mbarrier_arrive(&block.full[next]);
         }
         break;
       }
@@ -757,7 +849,7 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
       ++in_use;
     }
     for (; in_use > 0; --in_use) {
-      mbarrier_wait_parity(&shared.written[at.slot], at.parity);
+      mbarrier_wait_parity(&block.written[at.slot], at.parity);
       if (lane == 0) store(at.slot);
       at.advance(slots);
     }
@@ -767,9 +859,10 @@ struct CopierOfTiles : TilesOfBlock<rows_of_lane, Problem> {
 
 /// The warp that joins what the slices of a tile have told, in their order, where its block has the last of
 /// them, and tells the result.
-template <int rows_of_lane, class Problem>
-struct JoinerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
-  using Base = TilesOfBlock<rows_of_lane, Problem>;
+template <TilesCome come, int rows_of_lane, class Problem>
+struct JoinerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
+  using Base = TilesOfBlock<come, rows_of_lane, Problem>;
+  using Base::block;
   using Base::call;
   using Base::rows;
   using Base::shared;
@@ -816,8 +909,8 @@ struct JoinerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   __device__ void run() const {
     RingCursor at;
     for (;;) {
-      mbarrier_wait_parity(&shared.to_join[at.slot], at.parity);
-      const SliceOfTile last = shared.to_join_to[at.slot];
+      mbarrier_wait_parity(&block.to_join[at.slot], at.parity);
+      const SliceOfTile last = block.to_join_to[at.slot];
       if (last.tile == call.tiles) return;
       const unsigned which = last.slice / tile_slices_joined, first = which * tile_slices_joined;
       const unsigned all = this->joins();
@@ -830,10 +923,12 @@ struct JoinerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   }
 };
 
-/// The warp that asks for the results of tiles.
-template <int rows_of_lane, class Problem>
-struct AskerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
-  using Base = TilesOfBlock<rows_of_lane, Problem>;
+/// The warp that asks for the results of tiles, or, where they have few slices, for those of all of these,
+/// and joins them.
+template <TilesCome come, int rows_of_lane, class Problem>
+struct AskerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
+  using Base = TilesOfBlock<come, rows_of_lane, Problem>;
+  using Base::block;
   using Base::call;
   using Base::rows;
   using Base::shared;
@@ -849,6 +944,12 @@ struct AskerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
 
   /// Whether the results of a tile's rows are known, and then in shared memory.
   __device__ bool results(int slot, unsigned tile) const {
+    return call.askers_join ? joined_here(slot, tile) : joined_elsewhere(slot, tile);
+  }
+  __device__ void set(int slot, int row, const PartialSoftmax<Acc>& all) const {
+    shared.results[slot][row] = Result(call.problem.operation, all);
+  }
+  __device__ bool joined_elsewhere(int slot, unsigned tile) const {
     constexpr int of_lane = rows / 32;
     Words of[of_lane];
     bool known = true;
@@ -859,8 +960,27 @@ struct AskerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
     }
     if (!__all_sync(0xffffffffu, known)) return false;
 #pragma unroll
-    for (int i = 0; i < of_lane; ++i)
-      shared.results[slot][lane + i * 32] = Result(call.problem.operation, of[i].value());
+    for (int i = 0; i < of_lane; ++i) set(slot, lane + i * 32, of[i].value());
+    return true;
+  }
+  __device__ bool joined_here(int slot, unsigned tile) const {
+    constexpr auto most = static_cast<unsigned>(most_slices_of_askers);
+#pragma unroll 1
+    for (int row = lane; row < rows; row += 32) {
+      Words of[most];
+      bool known = true;
+#pragma unroll
+      for (unsigned i = 0; i < most; ++i) {
+        if (i < call.slices) of[i] = Words::load(this->words(tile, i) + row);
+      }
+#pragma unroll
+      for (unsigned i = 0; i < most; ++i) known = known && (i >= call.slices || of[i].is_of(tag));
+      if (!__all_sync(0xffffffffu, known)) return false;
+      auto all = PartialSoftmax<Acc>::none();
+      join_slices<most, most>(
+          all, [&](unsigned i) { return i < call.slices ? of[i].value() : PartialSoftmax<Acc>::none(); });
+      set(slot, row, all);
+    }
     return true;
   }
 
@@ -878,14 +998,14 @@ struct AskerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
           told = __all_sync(0xffffffffu, mbarrier_test_parity(&shared.told[next.slot], next.parity));
         }
         if (told) {
-          more = shared.slice[next.slot].tile != call.tiles;
+          more = block.slice[next.slot].tile != call.tiles;
           if (more) {
             next.advance(slots);
             ++waiting;
           }
         }
       }
-      if (waiting > 0 && results(first.slot, shared.slice[first.slot].tile)) {
+      if (waiting > 0 && results(first.slot, block.slice[first.slot].tile)) {
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&shared.known[first.slot]);
         first.advance(slots);
@@ -895,10 +1015,12 @@ struct AskerOfTiles : TilesOfBlock<rows_of_lane, Problem> {
   }
 };
 
-template <bool boxes, int rows_of_lane, class Problem>
-__global__ void __launch_bounds__(TileBlock<Problem>::all_threads(boxes), 2)
+template <TilesCome come, int rows_of_lane, class Problem>
+__global__ void __launch_bounds__(SidesOfTileBlock<come, Problem>::threads,
+                                  SidesOfTileBlock<come, Problem>::blocks_a_multiprocessor)
     grid_pipelined_tiles_kernel(const __grid_constant__ TilesCall<Problem> call) {
-  using Shared = SharedTiles<rows_of_lane, Problem>;
+  using Sides = SidesOfTileBlock<come, Problem>;
+  using Shared = SharedTileBlock<come, rows_of_lane, Problem>;
   // (Boxes lie on boundaries of 128 bytes.)
   extern __shared__ __align__(128) unsigned char shared_of_tile_block[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_of_tile_block);
@@ -907,29 +1029,37 @@ __global__ void __launch_bounds__(TileBlock<Problem>::all_threads(boxes), 2)
   call.workspace.clear_in_last_of_epochs(epoch);
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Shared::slots; ++slot) {
-      mbarrier_init(&shared.full[slot], CopierOfTiles<rows_of_lane, Problem>::arrivals);
-      mbarrier_init(&shared.told[slot], 1);
-      mbarrier_init(&shared.known[slot], 1);
-      mbarrier_init(&shared.written[slot], TileBlock<Problem>::threads);
+      mbarrier_init(&shared.full[slot], CopierOfTiles<come, rows_of_lane, Problem>::arrivals);
+      mbarrier_init(&shared.written[slot], Sides::sides * TileBlock<Problem>::threads);
       mbarrier_init(&shared.to_join[slot], 1);
+      for (auto& side : shared.side) {
+        mbarrier_init(&side.told[slot], 1);
+        mbarrier_init(&side.known[slot], 1);
+      }
     }
-    if constexpr (boxes) fence_mbarrier_init();
+    if constexpr (Sides::boxes) fence_mbarrier_init();
   }
   __syncthreads();
-  const TilesOfBlock<rows_of_lane, Problem> block{call, shared, CudaWorkspace::tag_of(epoch),
-                                                  call.problem.operation == Operation::logsumexp};
-  constexpr int warps_of_movers = TileBlock<Problem>::threads / 32;
-  switch (threadIdx.x / 32) {
-    case warps_of_movers:
-      return AskerOfTiles<rows_of_lane, Problem>(block).run();
-    case warps_of_movers + 1:
-      return JoinerOfTiles<rows_of_lane, Problem>(block).run();
-    case warps_of_movers + 2:
-      if (CopierOfTiles<rows_of_lane, Problem>::has_lanes || threadIdx.x % 32 == 0)
-        CopierOfTiles<rows_of_lane, Problem>(block).run();
+  const int warp = static_cast<int>(threadIdx.x / 32),
+            side = Sides::sides == 1 ? 0 : warp / Sides::warps_of_side;
+  const auto block = [&](int side) {
+    return TilesOfBlock<come, rows_of_lane, Problem>(call, shared, side, CudaWorkspace::tag_of(epoch));
+  };
+  if constexpr (Sides::boxes) {
+    if (warp == Sides::sides * Sides::warps_of_side) {
+      using Copier = CopierOfTiles<come, rows_of_lane, Problem>;
+      if (Copier::has_lanes || threadIdx.x % 32 == 0) Copier(block(0)).run();
       return;
+    }
+  }
+  constexpr int warps_of_movers = TileBlock<Problem>::threads / 32;
+  switch (warp - side * Sides::warps_of_side) {
+    case warps_of_movers:
+      return AskerOfTiles<come, rows_of_lane, Problem>(block(side)).run();
+    case warps_of_movers + 1:
+      return JoinerOfTiles<come, rows_of_lane, Problem>(block(side)).run();
     default:
-      return MoversOfTiles<boxes, rows_of_lane, Problem>(block).run();
+      return MoversOfTiles<come, rows_of_lane, Problem>(block(side)).run();
   }
 }
 
@@ -954,7 +1084,8 @@ struct GridPipelinedTiles {
     const index_type slices = slices_of_tiles(problem);
     if (slices == 1) return "rows are too short";
     if (slices > most_slices) return "a row has too many slices";
-    const CooperativeLimits& device = limits<false, most_rows_of_lane<Problem>, Problem>(exec);
+    const CooperativeLimits& device =
+        limits<TilesCome::by_threads, most_rows_of_lane<Problem>, Problem>(exec);
     if (device.refusal) return device.refusal;
     if (slices > device.multiprocessors * device.blocks_a_multiprocessor)
       return "a row has more slices than blocks can be resident";
@@ -995,25 +1126,77 @@ struct GridPipelinedTiles {
         g.rank <= 1 || (g.rank <= 3 && rows_fill<TileBlock<Problem>::lanes * most_rows_of_lane<Problem>>(g));
     return rows_fill_boxes && columns_begin_at(problem, bytes);
   }
+  /// Whether these are wide ones: of rows that are written, of which there are many. (One H200, fraction of a
+  /// copy of 1 GiB. Float in memory that begins as Kokkos' does, columns a multiple of 256 bytes apart, boxes
+  /// and wide ones: 512 columns 0.82 and 0.87, 1000 0.81 and 0.845, 1024 0.81 and 0.84, 2048 0.79 and 0.81,
+  /// 4096 0.77 and 0.78, 8192 0.75 twice, 16384 0.76 and 0.745, where the last slice has fewer columns 600
+  /// 0.79 and 0.78, 4000 0.79 and 0.78; columns 16 KB apart 1024 0.905 and 0.90, 64 KB 0.86 and 0.88; 64 MB
+  /// of 1024 0.76 and 0.74, with a mask 1 GiB 0.74 and 0.71. That begin anywhere on boundaries of 16 bytes,
+  /// where outputs share sectors: 512 columns 0.54 and 0.71, 1000 0.54 and 0.72, 4000 0.58 and 0.71, 8192
+  /// 0.58 and 0.68, 16384 0.57 and 0.64, 64 MB of 1000 0.64 and 0.72, 16 MB 0.60 and 0.56, 1 GiB with a mask
+  /// 0.58 and 0.63; bfloat16 300 0.58 and 0.56, 512 0.55 and 0.72, 1000 0.55 and 0.69, 4000 0.56 and 0.60,
+  /// with a factor 1000 0.55 and 0.62, 4000 0.56 and 0.55; but on those of 128 bytes 1000 0.77 and 0.76, 4000
+  /// 0.695 and 0.66: instructions are what 16 bits wait for.)
+  template <class Problem>
+  static bool come_as_wide_boxes(const Kokkos::Cuda& exec, const Problem& problem) {
+    if constexpr (!may_have_wide_boxes<Problem>) {
+      return false;
+    } else {
+      constexpr bool is_16_bit = sizeof(typename Problem::In) == 2;
+      constexpr int rows = 2 * TileBlock<Problem>::lanes * (is_16_bit ? 2 : 1);
+      const RowGeometry& g = problem.geometry;
+      const int inner = g.rank - 1;
+      if (problem.operation == Operation::logsumexp || g.rank < 1 || g.rank > 3 || g.x_stride[inner] != 1 ||
+          g.y_stride[inner] != 1 || !rows_fill<rows>(g) || !columns_begin_at(problem, 16) ||
+          (is_16_bit && !rows_come_in_pairs(problem)))
+        return false;
+      const index_type slices = slices_of_tiles(problem);
+      if (ceil_div(g.rows, rows) * slices < 4 * index_type(exec.cuda_device_prop().multiProcessorCount))
+        return false;
+      if (!columns_begin_at(problem, 32)) {
+        constexpr index_type most_slices = !is_16_bit ? 64 : multiplies_packed<Problem> ? 8 : 16;
+        return slices <= most_slices && (!is_16_bit || g.columns >= 384);
+      }
+      constexpr index_type most_slices = 16, fewest_bytes_apart = 32 * 1024, fewest_bytes = 128 << 20;
+      constexpr auto size = static_cast<index_type>(sizeof(typename Problem::In));
+      const index_type empty = slices * columns_of_tile<Problem> - g.columns;  // of the last slice
+      return !is_16_bit && operands_of<typename Problem::Transform> == 0 && slices <= most_slices &&
+             4 * empty <= columns_of_tile<Problem> && size * g.x_column_stride >= fewest_bytes_apart &&
+             size * g.rows * g.columns > fewest_bytes;
+    }
+  }
   /// Longer rows are for others: these are warm for shorter ones, too.
   template <class Exec, class Problem>
   static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
     if (problem.axis_is_strided && slices_of_tiles(problem) > most_slices &&
-        limits<false, most_rows_of_lane<Problem>, Problem>(exec).refusal == nullptr)
+        limits<TilesCome::by_threads, most_rows_of_lane<Problem>, Problem>(exec).refusal == nullptr)
       reserve(exec, problem);
   }
 
  private:
   static constexpr index_type most_slices = 256;
+  /// (Of doubles boxes are as wide anyway; what a transform makes of 16 bits takes longer than memory, and so
+  /// do temperatures of theirs, which were not tried.)
+  template <class Problem>
+  static constexpr bool may_have_wide_boxes = [] {
+    using In = typename Problem::In;
+    if (sizeof(In) != sizeof(typename Problem::Out)) return false;
+    if constexpr (takes_pairs<Problem>) {
+      return PartsOfChain<typename Problem::Transform>::temperatures == 0;
+    } else {
+      return sizeof(In) == 4;
+    }
+  }();
   /// Of the kernel whose blocks need most.
   template <class Problem>
   static constexpr int most_rows_of_lane = takes_pairs<Problem> || transforms_pairs<Problem> ? 2 : 1;
 
-  /// For tiles of one or two rows a lane; by boxes there are at most an eighth more (find_boxes).
+  /// For tiles of one or two sides, with one or two rows a lane; by boxes there are at most an eighth more
+  /// (find_boxes), and one for rows_before_boundary.
   template <class Problem>
   static index_type words(const Problem& problem) {
-    constexpr int rows = 2 * TileBlock<Problem>::lanes;
-    const index_type tiles = ceil_div(problem.geometry.rows + problem.geometry.rows / 8, rows),
+    constexpr int rows = 4 * TileBlock<Problem>::lanes;
+    const index_type tiles = ceil_div(problem.geometry.rows + problem.geometry.rows / 8, rows) + 1,
                      slices = std::min(slices_of_tiles(problem), most_slices);
     return tiles * rows * (slices + ceil_div(slices, tile_slices_joined) + 1);
   }
@@ -1027,24 +1210,24 @@ struct GridPipelinedTiles {
 
   /// Boxes of x and y, if the copy engine takes them: strides that are multiples of 16 bytes, and rows enough
   /// side by side.
-  template <int rows_of_lane, class Problem>
+  template <TilesCome come, int rows_of_lane, class Problem>
   static bool find_boxes(const Problem& problem, TileBoxes& boxes) {
-    using Tiles = TilesOfBlock<rows_of_lane, Problem>;
+    using Tiles = TilesOfBlock<come, rows_of_lane, Problem>;
     const RowGeometry& g = problem.geometry;
-    constexpr int rows = Tiles::rows;
+    constexpr int rows = Tiles::rows_of_tile;
     const int inner = g.rank - 1;
     if (g.rank < 1 || g.rank > 3 || g.x_stride[inner] != 1) return false;
     if (!rows_fill<rows>(g)) return false;
-    const auto encode = [&](CUtensorMap& map, const auto* data, index_type column_stride,
-                            const index_type* strides) {
+    const auto encode = [&](CUtensorMap& map, const auto* data, index_type inner_extent,
+                            index_type column_stride, const index_type* strides) {
       using T = std::remove_cvref_t<decltype(*data)>;
       constexpr auto size = static_cast<index_type>(sizeof(T));
       const auto extent = [&](int d) { return d < 0 ? cuuint64_t(1) : static_cast<cuuint64_t>(g.extent[d]); };
       const auto stride = [&](int d) {
         return static_cast<cuuint64_t>((d < 0 ? 16 / size : strides[d]) * size);
       };
-      const cuuint64_t extents[] = {extent(inner), static_cast<cuuint64_t>(g.columns), extent(inner - 1),
-                                    extent(inner - 2)};
+      const cuuint64_t extents[] = {static_cast<cuuint64_t>(inner_extent), static_cast<cuuint64_t>(g.columns),
+                                    extent(inner - 1), extent(inner - 2)};
       const cuuint64_t distances[] = {static_cast<cuuint64_t>(column_stride * size), stride(inner - 1),
                                       stride(inner - 2)};
       bool fits = reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && column_stride > 0;
@@ -1063,56 +1246,93 @@ struct GridPipelinedTiles {
                                   CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
     };
-    boxes.tiles_of_inner = static_cast<unsigned>(ceil_div(g.extent[inner], rows));
+    boxes.rows_before = come == TilesCome::by_wide_boxes ? rows_before_boundary(problem) : 0;
+    boxes.tiles_of_inner = static_cast<unsigned>(ceil_div(g.extent[inner] + boxes.rows_before, rows));
     boxes.extent = g.rank > 1 ? static_cast<unsigned>(g.extent[inner - 1]) : 1;
-    if (tensor_map_encoder() == nullptr || !encode(boxes.x, problem.x, g.x_column_stride, g.x_stride))
+    if (tensor_map_encoder() == nullptr ||
+        !encode(boxes.x, problem.x, g.extent[inner], g.x_column_stride, g.x_stride))
       return false;
     if (problem.operation == Operation::logsumexp || !Tiles::stores_boxes) return true;
-    return g.y_stride[inner] == 1 && encode(boxes.y, problem.y, g.y_column_stride, g.y_stride);
+    constexpr auto unit = 16 / static_cast<index_type>(sizeof(typename Problem::Out));
+    boxes.rows_stored = g.extent[inner] / unit * unit;
+    return g.y_stride[inner] == 1 && boxes.rows_stored > 0 &&
+           encode(boxes.y, problem.y, boxes.rows_stored, g.y_column_stride, g.y_stride);
   }
 
   template <int rows_of_lane, class Problem>
   static void launch_rows(const Kokkos::Cuda& exec, const Problem& problem) {
     const bool no_rows = problem.geometry.rows == 0;
-    TileBoxes boxes{};
-    bool by_boxes = false;
     if constexpr (SharedTiles<rows_of_lane, Problem>::copies) {
-      by_boxes = find_boxes<rows_of_lane>(problem, boxes);
-      if (by_boxes || no_rows) launch<true, rows_of_lane>(exec, problem, boxes);
+      if constexpr (may_have_wide_boxes<Problem>) {
+        if ((come_as_wide_boxes(exec, problem) || no_rows) &&
+            launch_boxes<TilesCome::by_wide_boxes, rows_of_lane>(exec, problem))
+          return;
+      }
+      if (launch_boxes<TilesCome::by_boxes, rows_of_lane>(exec, problem)) return;
     }
-    if (!by_boxes || no_rows) launch<false, rows_of_lane>(exec, problem, boxes);
+    launch<TilesCome::by_threads, rows_of_lane>(exec, problem, {});
   }
 
-  template <bool by_boxes, int rows_of_lane, class Problem>
+  /// Whether it does.
+  template <TilesCome come, int rows_of_lane, class Problem>
+  static bool launch_boxes(const Kokkos::Cuda& exec, const Problem& problem) {
+    const CooperativeLimits& device = limits<come, rows_of_lane, Problem>(exec);
+    if (device.refusal || slices_of_tiles(problem) > device.multiprocessors * device.blocks_a_multiprocessor)
+      return false;
+    TileBoxes boxes{};
+    const bool no_rows = problem.geometry.rows == 0, found = find_boxes<come, rows_of_lane>(problem, boxes);
+    if (found || no_rows) launch<come, rows_of_lane>(exec, problem, boxes);
+    return found && !no_rows;
+  }
+
+  template <TilesCome come, int rows_of_lane, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem, const TileBoxes& boxes) {
+    using Sides = SidesOfTileBlock<come, Problem>;
     const RowGeometry& g = problem.geometry;
-    constexpr int rows = SharedTiles<rows_of_lane, Problem>::rows;
+    constexpr int rows = TilesOfBlock<come, rows_of_lane, Problem>::rows_of_tile;
     const index_type slices = slices_of_tiles(problem);
     index_type tiles = ceil_div(g.rows, rows);
-    if (by_boxes && g.rows > 0) tiles = g.rows / g.extent[g.rank - 1] * boxes.tiles_of_inner;
+    if (Sides::boxes && g.rows > 0) tiles = g.rows / g.extent[g.rank - 1] * boxes.tiles_of_inner;
     const index_type tickets = tiles * slices;
-    const CooperativeLimits& device = limits<by_boxes, rows_of_lane, Problem>(exec);
+    const CooperativeLimits& device = limits<come, rows_of_lane, Problem>(exec);
     const index_type resident =
         static_cast<index_type>(device.multiprocessors) * device.blocks_a_multiprocessor;
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
       launch_cooperatively(
-          exec, &grid_pipelined_tiles_kernel<by_boxes, rows_of_lane, Problem>,
-          dim3(static_cast<unsigned>(std::clamp<index_type>(tickets, 1, resident))),
-          TileBlock<Problem>::all_threads(by_boxes), shared_bytes<rows_of_lane, Problem>,
+          exec, &grid_pipelined_tiles_kernel<come, rows_of_lane, Problem>,
+          dim3(static_cast<unsigned>(std::clamp<index_type>(tickets, 1, resident))), Sides::threads,
+          shared_bytes<come, rows_of_lane, Problem>,
           TilesCall<Problem>{problem, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)),
                              static_cast<unsigned>(tickets), static_cast<unsigned>(slices),
-                             static_cast<unsigned>(tiles), boxes, rows_come_in_pairs(problem)});
+                             static_cast<unsigned>(tiles), boxes, rows_come_in_pairs(problem),
+                             askers_join(problem)});
     });
   }
 
-  template <int rows_of_lane, class Problem>
-  static constexpr int shared_bytes = sizeof(SharedTiles<rows_of_lane, Problem>);
+  /// Whether those who ask join slices. (One H200, fraction of a copy, by the block of the last slice and so:
+  /// bfloat16 300 columns 0.58 and 0.595, 512 0.76 and 0.805, 1024 0.735 and 0.765, 2048 0.72 and 0.745, with
+  /// a factor 512 0.75 and 0.80, 1000 0.72 and 0.76; double 300 0.63 and 0.67, 512 0.73 and 0.77, 1000 0.66
+  /// and 0.675; float 300 0.71 and 0.74, 512 0.81 and 0.82, in wide boxes 0.86 and 0.875, but 1024 0.81 and
+  /// 0.80, in wide boxes 0.855 and 0.845, GELU 512 0.80 and 0.82, 1024 0.79 twice; a mask 512 0.71 and 0.705,
+  /// 1024 0.74 and 0.72, GELU of bfloat16 512 0.51 twice, 1024 0.505 and 0.49.)
+  template <class Problem>
+  static bool askers_join(const Problem& problem) {
+    constexpr bool is_float = sizeof(typename Problem::In) == 4;
+    constexpr int most = operands_of<typename Problem::Transform> != 0 ? 0
+                         : is_float                                    ? 2
+                         : makes_logits<Problem>                       ? 0
+                                                                       : most_slices_of_askers;
+    return slices_of_tiles(problem) <= most;
+  }
 
-  template <bool by_boxes, int rows_of_lane, class Problem>
+  template <TilesCome come, int rows_of_lane, class Problem>
+  static constexpr int shared_bytes = sizeof(SharedTileBlock<come, rows_of_lane, Problem>);
+
+  template <TilesCome come, int rows_of_lane, class Problem>
   static const CooperativeLimits& limits(const Kokkos::Cuda& exec) {
-    return cooperative_limits(&grid_pipelined_tiles_kernel<by_boxes, rows_of_lane, Problem>,
-                              exec.cuda_device(), TileBlock<Problem>::all_threads(by_boxes),
-                              shared_bytes<rows_of_lane, Problem>);
+    return cooperative_limits(&grid_pipelined_tiles_kernel<come, rows_of_lane, Problem>, exec.cuda_device(),
+                              SidesOfTileBlock<come, Problem>::threads,
+                              shared_bytes<come, rows_of_lane, Problem>);
   }
 };
 
