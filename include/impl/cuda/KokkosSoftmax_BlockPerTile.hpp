@@ -92,12 +92,6 @@ struct BlockPerTile {
   /// 0.77, 200 0.78 and 0.71, 256 0.87 and 0.88.)
   static constexpr int usual_columns = 16, fewest_columns = 8;
 
-  /// Of a block, where there are many rows of so many columns.
-  static int threads(index_type columns) {
-    const int slots = slots_of<usual_columns>(columns);
-    return slots * lanes_of(slots, most_threads * many_blocks);
-  }
-
  private:
   static constexpr int fewest_lanes = 32, usual_threads = 256, most_threads = 512;
   /// Blocks below which they have no more lanes than they need.

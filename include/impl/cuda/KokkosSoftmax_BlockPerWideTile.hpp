@@ -52,6 +52,7 @@ struct WideTileRows {
   bool vectors;  ///< side by side, on boundaries of as many in x and y; else each part's beside other lanes'
   bool pairs;    ///< those of a part on boundaries of pairs
   bool vectors_of_sums;  ///< a logsumexp's, likewise
+  int rows_before;       ///< in vectors: the first tile begins so many before the first row
 };
 
 /// What the threads of a block tell each other of the rows of a tile.
@@ -96,12 +97,13 @@ struct RowsOfThread {
       : problem(problem_), lie(lie_), lane(static_cast<int>(threadIdx.x)) {
     const RowGeometry& g = problem.geometry;
     const int rows = static_cast<int>(blockDim.x) * Tile::rows_of_thread;
-    const index_type first_of_tile = static_cast<index_type>(tile) * rows;
+    const index_type first_of_tile = static_cast<index_type>(tile) * rows - lie.rows_before;
     const int in_tile =
         lie.vectors ? lane * Tile::rows_of_thread
                     : lane / together * (together * Tile::rows_of_thread) + lane % together * rows_of_part;
     first = first_of_tile + in_tile;
     left = static_cast<int>(min(g.rows - first_of_tile, static_cast<index_type>(rows))) - in_tile;
+    if (first < 0) left = 0;  // (None of its rows is there.)
     step = lie.vectors ? rows_of_part : together * rows_of_part;
     first_column = first_of_block + static_cast<index_type>(threadIdx.y) * columns;
     count = static_cast<int>(max(min(g.columns - first_column, index_type(columns)), index_type(0)));
@@ -476,11 +478,6 @@ std::string_view refuse_wide_tile(const Problem& problem) {
   return {};
 }
 
-/// Whether a block of so many threads, two of 512 on a multiprocessor, leaves little of it to no one.
-constexpr bool fills_multiprocessor(int threads) {
-  return 1024 / threads * threads * 16 >= 1024 * 15;
-}
-
 struct BlockPerWideTile {
   static constexpr const char* name = "block_per_wide_tile";
 
@@ -504,20 +501,24 @@ struct BlockPerWideTile {
 
   template <class Exec, class Problem>
   static std::string_view advise_against(const Exec& exec, const Problem& problem) {
-    // (One H200, microseconds in a stream, block_per_tile and this kernel: float 16 x 131072 4.9 and 5.8, 100
-    // x 83840 24.6 and 21.6, bfloat16 16 x 524288 8.5 and 13.1, 256 x 32768 11.9 and 13.5.)
-    constexpr index_type blocks_of_multiprocessor = 8;
-    const Plan<Problem> plan(problem);
-    if (plan.blocks < blocks_of_multiprocessor * exec.cuda_device_prop().multiProcessorCount)
+    // (One H200, microseconds in a stream, block_per_tile and this kernel, 8, 16 and 32 MB of x: float 16
+    // columns 4.6 and 6.2, 7.2 and 8.6, 19.3 and 19.9, 100 7.5 and 7.6, 11.3 and 11.1, 25.5 and 22.5, 256 6.0
+    // and 6.7, 10.3 and 9.9, 23.3 and 21.1, bfloat16 100 9.6 and 11.0, 14.9 and 15.3, 31 and 27, 256 7.6 and
+    // 9.2, 12.7 twice, 28.6 and 25.6.)
+    constexpr index_type fewest_bytes_of_multiprocessor = 160 * 1024;
+    const RowGeometry& g = problem.geometry;
+    const index_type columns = g.columns,
+                     bytes = g.rows * columns * static_cast<index_type>(sizeof(typename Problem::In));
+    if (bytes < fewest_bytes_of_multiprocessor * exec.cuda_device_prop().multiProcessorCount)
       return "there are too few rows for several in each thread";
-    const index_type columns = problem.geometry.columns;
-    // (256 MB to 1 GB on one H200, softmax, fraction of a copy, block_per_tile and this kernel: float 16
-    // columns 0.92 and 0.93, 32 0.91 and 0.88, 48 0.89 and 0.86, 160 0.86 and 0.82, 256 0.84 and 0.81, but
-    // 112 0.82 and 0.86, 192 0.77 and 0.83, 100 0.76 and 0.86, 17 0.73 and 0.91, 5 0.68 and 0.96; logsumexp
-    // of 256, of what reading alone would reach at a copy's speed, 0.68 and 0.98. Bfloat16 16 columns 0.89
-    // both, where they begin anywhere 0.71 and 0.65; 32 0.85 and 0.86, 256 0.72 and 0.82, 100 0.65 and 0.77.)
-    const bool is_16_bit = sizeof(typename Problem::In) == 2, vectors = wide_tile_rows(problem).vectors,
-               writes_rows = problem.operation != Operation::logsumexp;
+    // (1 GiB on one H200, softmax, fraction of a copy, block_per_tile and this kernel: float 5 columns 0.73
+    // and 0.97, 16 0.94 and 0.965, 64 0.93 and 0.94, 100 0.80 and 0.925, 128 0.895 and 0.935, 256 0.84 and
+    // 0.93, 256 MB of them 0.835 and 0.93, that begin anywhere 16 0.78 and 0.93, 100 0.71 and 0.835, 256 0.56
+    // and 0.66; logsumexp of 256, of what reading alone would reach at a copy's speed, 0.68 and 0.98.
+    // Bfloat16 12 columns 0.79 and 0.77, 16 0.93 both, 24 0.69 and 0.91, 64 0.86 and 0.92, 256 0.73 and 0.88,
+    // that begin anywhere 16 0.74 and 0.65, 33 0.54 and 0.55, 100 0.44 and 0.57.)
+    constexpr bool is_16_bit = sizeof(typename Problem::In) == 2;
+    const bool vectors = wide_tile_rows(problem).vectors;
     if (is_16_bit && columns > WideTile<Problem>::columns && columns <= BlockPerTile::usual_columns)
       return "a thread can have all columns of a row";
     if constexpr (has_transform_v<Problem> && stays_packed<Problem>) {
@@ -534,28 +535,18 @@ struct BlockPerWideTile {
         return "a pair in each thread leaves it registers";
     }
     if constexpr (WideTile<Problem>::rows_of_part == 1) {
-      // (Float with a bias for all rows 5 columns 0.34 and 0.71, 100 0.76 and 0.82, but 16 0.92 and 0.84,
-      // where they begin anywhere 5 0.34 and 0.59, 33 0.74 and 0.68; with one as large as x, of which a
-      // thread's rows are read one by one, 100 0.93 and 0.76; with a temperature 100 columns that begin
-      // anywhere 0.60, with a factor 0.71 and 0.86. Bfloat16 with a factor 5 columns 0.24 and 0.51, 16 0.73
-      // and 0.68, 64 0.63 and 0.69, 256 0.54 and 0.65; where they begin anywhere 5 0.24 and 0.44, 33 0.51 and
-      // 0.45, 256 0.44 and 0.43, with a bias for all rows 0.44 and 0.36.)
-      constexpr bool has_operands = operands_of<typename Problem::Transform> != 0;
-      const bool takes_more =
-          is_16_bit ? !vectors : has_operands || (!vectors && !rows_are_alike(problem.transform));
-      if (takes_more && columns > WideTile<Problem>::columns)
+      if (columns > WideTile<Problem>::columns && !takes_transform(problem, vectors))
         return "a row in each thread takes fewer instructions";
-      if (vectors && !is_16_bit && writes_rows && columns % BlockPerTile::usual_columns == 0 &&
-          fills_multiprocessor(BlockPerTile::threads(columns)))
-        return "threads with a row each fill multiprocessors";
     }
     return {};
   }
 
   template <class Exec, class Problem>
   static void run(const Exec& exec, const Problem& problem) {
-    const Plan<Problem> plan(problem);
-    const WideTileRows lie = wide_tile_rows(problem);
+    WideTileRows lie = wide_tile_rows(problem);
+    // (These are whole vectors, for y begins on a boundary of one.)
+    lie.rows_before = lie.vectors ? rows_before_boundary(problem) : 0;
+    const Plan<Problem> plan(problem, lie);
     // `reserve` launches over no rows: that loads both kernels, which a capture could not do.
     const bool no_rows = problem.geometry.rows == 0;
     if (plan.lanes >= 32 || no_rows) launch<32>(exec, problem, plan, lie);
@@ -571,16 +562,50 @@ struct BlockPerWideTile {
   }
 
  private:
+  /// Whether what a transform needs leaves this kernel faster, of a row in each part. (Likewise, float with a
+  /// factor 16 columns 0.94 and 0.97, 256 0.83 and 0.92, GELU 0.93 and 0.96, 0.78 and 0.93, that begin
+  /// anywhere 0.775 and 0.87, 0.56 and 0.71. With a temperature and with a bias for all rows 12 columns 0.805
+  /// and 0.74, 0.78 and 0.74, 18 0.64 and 0.75, 0.65 and 0.74, 64 0.90 and 0.87, 0.92 and 0.88, 100 0.74 and
+  /// 0.81, 0.79 and 0.83, 128 0.84 and 0.85, 0.87 twice, 160 0.83 and 0.865, 0.85 and 0.86, 256 0.80 and
+  /// 0.87, 0.83 and 0.86, that begin anywhere 33 0.705 and 0.58, 0.74 and 0.62, 128 0.70 and 0.67, 0.72
+  /// twice, 160 0.54 and 0.67 both, 224 0.58 and 0.65, 0.58 and 0.71; a mask for all rows as a bias. A mask
+  /// as large as x 18 columns 0.70 and 0.74, 100 0.81 and 0.76, 224 0.83 and 0.77, 240 0.73 and 0.78, that
+  /// begin anywhere 100 0.75 and 0.57, a bias as large as x 12 0.97 and 0.73, 256 0.90 and 0.76. Bfloat16
+  /// with a bias for all rows 24 columns 0.40 and 0.52, 64 0.555 and 0.54, 100 0.41 and 0.45, 256 0.48 and
+  /// 0.53, GELU 0.41 and 0.56, 0.525 and 0.60, 0.41 and 0.48, 0.47 and 0.55; that begin anywhere 33 0.39 and
+  /// 0.325, 256 0.44 and 0.35, GELU 0.41 and 0.37, 0.42 and 0.37.)
+  template <class Problem>
+  static bool takes_transform(const Problem& problem, bool vectors) {
+    using Transform = typename Problem::Transform;
+    const Transform& transform = problem.transform;
+    const index_type columns = problem.geometry.columns;
+    if (sizeof(typename Problem::In) == 2) return vectors;
+    constexpr bool has_operands = operands_of<Transform> != 0;
+    if (!has_operands && rows_are_alike(transform)) return true;
+    bool for_each_logit = false;
+    if constexpr (has_operands)
+      transform.visit_operands(
+          [&](const auto& operand) { for_each_logit = for_each_logit || !operand.row_offset.is_none(); });
+    constexpr index_type nearly_a_slice = 224;
+    if (for_each_logit) {
+      using Parts = PartsOfChain<Transform>;
+      return Parts::masks == operands_of<Transform> && vectors && columns > nearly_a_slice;
+    }
+    constexpr index_type few_columns = 16, some_columns = 128;
+    const bool fills_threads = columns % BlockPerTile::usual_columns == 0;
+    return vectors ? columns > (fills_threads ? some_columns : few_columns) : columns > some_columns;
+  }
+
   template <class Problem>
   struct Plan {
     int slots, lanes = 16;
     index_type blocks;
 
-    explicit Plan(const Problem& problem)
+    Plan(const Problem& problem, const WideTileRows& lie)
         : slots(static_cast<int>(ceil_div(problem.geometry.columns, WideTile<Problem>::columns))) {
       constexpr int most_threads = 512, usual_threads = 256;
       while (2 * lanes * slots <= (lanes < 32 ? most_threads : usual_threads)) lanes *= 2;
-      blocks = ceil_div(problem.geometry.rows, rows());
+      blocks = ceil_div(problem.geometry.rows + lie.rows_before, rows());
     }
     int rows() const { return lanes * WideTile<Problem>::rows_of_thread; }
   };
