@@ -286,9 +286,28 @@ struct BlockPerRow {
         // twice.)
         launch<8, false, 256, 4>(exec, problem, vectors, 8);
       } else {
-        launch<8, false, 256, 3>(exec, problem, vectors, 8);
+        const bool is_near_l2 = vectors > 1024 && !comes_from_memory(problem);
+        if (is_near_l2) launch_long_near_l2(exec, problem, vectors);
+        // `reserve` launches over no rows: that loads both kernels, which a capture could not do.
+        if (!is_near_l2 || problem.geometry.rows == 0) launch<8, false, 256, 3>(exec, problem, vectors, 8);
       }
     }
+  }
+
+  /// Of a few waves of blocks more are to be there at once. (Fraction of a copy, one H200, with eight vectors
+  /// a thread in three and in four blocks of 256 threads and with four in three blocks of 512: bfloat16 1024
+  /// x 16384 0.966, 1.006 and 0.99, log_softmax 0.93, 0.99 and 0.96, 2048 x 16384 0.945, 0.976 and 0.966,
+  /// 4096 x 16384 0.968, 0.972 twice, 1170 x 14336 0.915, 0.95 and 0.97, 1366 x 12288 0.95, 0.98 and 1.01;
+  /// half 1024 x 16384 0.93, 1.00 and 0.975, 1366 x 12288 0.93, 0.97 and 1.01; with a temperature 1024 x
+  /// 16384 0.92, 0.97 and 0.94, with a mask 0.90, 0.93 and 0.945; but 1 GiB of 16384 columns 0.978, 0.973 and
+  /// 0.98. With a transform one more kernel would be compiled for each.)
+  template <class Problem>
+  static void launch_long_near_l2(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
+    if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity>) {
+      if (vectors < 2048 || problem.geometry.rows == 0) launch<4, false, 512, 3>(exec, problem, vectors, 4);
+      if (vectors < 2048) return;
+    }
+    launch<8, false, 256, 4>(exec, problem, vectors, 8);
   }
 
   /// Packed rows that begin anywhere. Seven vectors a thread are as many as four blocks of 256 threads have
