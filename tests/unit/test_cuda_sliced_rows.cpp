@@ -237,6 +237,20 @@ TEST_F(CudaSlicedRows, ManyRowsAreAsFew) {
   check_many_rows<half_t>({32768, 65537, 73728});
 }
 
+// More rows than every workspace has words for (2 MB), dealt out slice by slice, of which each has one.
+TEST_F(CudaSlicedRows, ManyRowsOfOneSlice) {
+  const Exec exec;
+  constexpr std::int64_t columns = 2, rows = std::int64_t(1) << 26, size = rows * columns;
+  const Memory<float> x("x", size), y("y", size), expected("expected", columns);
+  Kokkos::deep_copy(exec, expected, 0.5f);
+  const ks::ScopedImplementation forced(kernels[0]);
+  run(Operation::softmax, exec, x.data(), y.data(), rows, columns);
+  std::int64_t count = -1;
+  Kokkos::parallel_reduce("count", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, size),
+                          AddIfNotRepeated<float>{y.data(), expected.data(), columns}, count);
+  EXPECT_EQ(count, 0);
+}
+
 TEST_F(CudaSlicedRows, ManyRowsOfManySlicesAreAsFew) {
   check_many_rows<float>({1300001, 1900032}, kernels[0]);
   check_many_rows<bhalf_t>({262144, 300001, 524288, 1000003, 2500001, 4194303}, kernels[0]);

@@ -588,7 +588,7 @@ struct GridPipelinedRows {
 
   template <class Problem>
   static index_type words(const Problem& problem, const ReductionPlan& plan) {
-    return plan.slices > 1 ? problem.geometry.rows * (plan.slices + plan.runs) : 0;
+    return problem.geometry.rows * (plan.slices + plan.runs);
   }
 
   template <class Problem, RingFor kind = RingFor::any_rows, bool for_differences = false>
