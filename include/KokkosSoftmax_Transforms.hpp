@@ -1269,6 +1269,15 @@ bool has_operands_of_all_rows(const Bound& bound) {
   return has;
 }
 
+/// Whether any is not.
+template <class Bound>
+bool has_operands_of_single_rows(const Bound& bound) {
+  bool has = false;
+  if constexpr (operands_of<Bound> != 0)
+    bound.visit_operands([&](const auto& operand) { has = has || !operand.row_offset.is_none(); });
+  return has;
+}
+
 /// Whether a bound stage does nothing but drop logits.
 template <class Bound>
 inline constexpr bool only_drops = drops_logits<typename Bound::Row>;

@@ -266,13 +266,19 @@ void check_bits_of_many_rows(const char* implementation, const char* whose_bits,
   }
 }
 
+// Eight slices of 64 rows or more for each multiprocessor.
+template <class Exec>
+std::int64_t many_rows_of(std::int64_t columns) {
+  const std::int64_t slices = (columns + 255) / 256;
+  return 64 * 8 * Exec().cuda_device_prop().multiProcessorCount / slices + 77;
+}
+
 // Of so many rows of 16 bits that CUDA reduces those of several slices in pairs wherever these begin, columns
 // are an odd and an even distance apart, in x and y alike or not; the last row may have no other.
 template <class T, class Exec, class WithTransform = NoTransform>
 void check_bits_of_pairs(const char* implementation, const char* whose_bits, std::int64_t columns,
                          const WithTransform& with_transform = {}) {
-  const std::int64_t slices = (columns + 255) / 256;
-  const std::int64_t many = 64 * 8 * Exec().cuda_device_prop().multiProcessorCount / slices + 77;
+  const std::int64_t many = many_rows_of<Exec>(columns);
   for (const std::int64_t rows : {many | 1, many + (many & 1)}) {
     for (const std::int64_t distance : {rows, rows + 1})
       check_bits_of_many_rows<T, Exec>(implementation, whose_bits, rows, columns, distance,
@@ -285,9 +291,7 @@ void check_bits_of_pairs(const char* implementation, const char* whose_bits, std
 template <class T, class Exec, class WithTransform = NoTransform>
 void check_bits_of_wide_boxes(std::int64_t columns, const WithTransform& with_transform = {}) {
   constexpr std::int64_t unit = 16 / static_cast<std::int64_t>(sizeof(T));
-  const std::int64_t slices = (columns + 255) / 256;
-  const std::int64_t many = 64 * 8 * Exec().cuda_device_prop().multiProcessorCount / slices + 77,
-                     distance = (many / unit | 1) * unit;
+  const std::int64_t distance = (many_rows_of<Exec>(columns) / unit | 1) * unit;
   for (const std::int64_t rows : {distance, distance - 2, distance / 128 * 128}) {
     check_bits_of_many_rows<T, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns, distance,
                                      {{0, 0}, {unit, unit}, {unit, 0}}, with_transform);

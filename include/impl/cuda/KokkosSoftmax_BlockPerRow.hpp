@@ -304,8 +304,7 @@ struct BlockPerRow {
   template <class Problem>
   static void launch_long_near_l2(const Kokkos::Cuda& exec, const Problem& problem, index_type vectors) {
     if constexpr (std::is_same_v<typename Problem::Transform, BoundIdentity>) {
-      if (vectors < 2048 || problem.geometry.rows == 0) launch<4, false, 512, 3>(exec, problem, vectors, 4);
-      if (vectors < 2048) return;
+      if (vectors < 2048) return launch<4, false, 512, 3>(exec, problem, vectors, 4);
     }
     launch<8, false, 256, 4>(exec, problem, vectors, 8);
   }

@@ -138,10 +138,8 @@ struct BlockPerSlicedTile {
   /// Whether a mask with a value for each logit is the only operand of that kind.
   template <class Transform>
   static bool only_reads_masks(const Transform& transform) {
-    bool reads = false;
-    if constexpr (PartsOfChain<Transform>::masks == 1 && PartsOfChain<Transform>::others == 0)
-      transform.visit_operands([&](const auto& operand) { reads = !operand.row_offset.is_none(); });
-    return reads;
+    using Parts = PartsOfChain<Transform>;
+    return Parts::masks == 1 && Parts::others == 0 && has_operands_of_single_rows(transform);
   }
 
   /// Of rows that grid_pipelined_tiles could have. (That kernel, or cluster_per_tile, and this one.)

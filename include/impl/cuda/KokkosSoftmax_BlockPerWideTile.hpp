@@ -582,12 +582,8 @@ struct BlockPerWideTile {
     if (sizeof(typename Problem::In) == 2) return vectors;
     constexpr bool has_operands = operands_of<Transform> != 0;
     if (!has_operands && rows_are_alike(transform)) return true;
-    bool for_each_logit = false;
-    if constexpr (has_operands)
-      transform.visit_operands(
-          [&](const auto& operand) { for_each_logit = for_each_logit || !operand.row_offset.is_none(); });
     constexpr index_type nearly_a_slice = 224;
-    if (for_each_logit) {
+    if (has_operands_of_single_rows(transform)) {
       using Parts = PartsOfChain<Transform>;
       return Parts::masks == operands_of<Transform> && vectors && columns > nearly_a_slice;
     }

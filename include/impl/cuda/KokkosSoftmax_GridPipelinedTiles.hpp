@@ -153,7 +153,8 @@ struct SharedTiles<rows_of_lane, Problem, true> : SharedRing<rows_of_lane, Probl
 template <TilesCome come, int rows_of_lane, class Problem>
 struct SharedTileBlock {
   using Side = SharedTiles<rows_of_lane, Problem>;
-  static constexpr int sides = SidesOfTileBlock<come, Problem>::sides, slots = Side::slots;
+  using Sides = SidesOfTileBlock<come, Problem>;
+  static constexpr int sides = Sides::sides, slots = Side::slots;
 
   alignas(128) typename Side::OfColumn held[slots][TileBlock<Problem>::slots][Side::columns][sides];
   static constexpr std::uint32_t slot_bytes = sizeof(held[0]);
@@ -179,7 +180,7 @@ struct TilesOfBlock {
   /// Rows of a side, and of a tile.
   static constexpr int sides = SharedBlock::sides, rows = Shared::rows, rows_of_tile = sides * rows,
                        slots = Shared::slots;
-  static constexpr bool boxes = come != TilesCome::by_threads;
+  static constexpr bool boxes = SharedBlock::Sides::boxes;
   /// Whether outputs leave as boxes, too, where logits come so.
   static constexpr bool stores_boxes = sizeof(typename Problem::Out) == sizeof(typename Problem::In);
 
@@ -865,7 +866,6 @@ struct JoinerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   using Base::block;
   using Base::call;
   using Base::rows;
-  using Base::shared;
   using Base::slots;
   using Base::tag;
   using typename Base::Acc;
@@ -1042,8 +1042,8 @@ __global__ void __launch_bounds__(SidesOfTileBlock<come, Problem>::threads,
   __syncthreads();
   const int warp = static_cast<int>(threadIdx.x / 32),
             side = Sides::sides == 1 ? 0 : warp / Sides::warps_of_side;
-  const auto block = [&](int side) {
-    return TilesOfBlock<come, rows_of_lane, Problem>(call, shared, side, CudaWorkspace::tag_of(epoch));
+  const auto block = [&](int which) {
+    return TilesOfBlock<come, rows_of_lane, Problem>(call, shared, which, CudaWorkspace::tag_of(epoch));
   };
   if constexpr (Sides::boxes) {
     if (warp == Sides::sides * Sides::warps_of_side) {
@@ -1143,7 +1143,8 @@ struct GridPipelinedTiles {
       return false;
     } else {
       constexpr bool is_16_bit = sizeof(typename Problem::In) == 2;
-      constexpr int rows = 2 * TileBlock<Problem>::lanes * (is_16_bit ? 2 : 1);
+      constexpr int rows =
+          TilesOfBlock<TilesCome::by_wide_boxes, most_rows_of_lane<Problem>, Problem>::rows_of_tile;
       const RowGeometry& g = problem.geometry;
       const int inner = g.rank - 1;
       if (problem.operation == Operation::logsumexp || g.rank < 1 || g.rank > 3 || g.x_stride[inner] != 1 ||
@@ -1317,11 +1318,10 @@ struct GridPipelinedTiles {
   /// 1024 0.74 and 0.72, GELU of bfloat16 512 0.51 twice, 1024 0.505 and 0.49.)
   template <class Problem>
   static bool askers_join(const Problem& problem) {
-    constexpr bool is_float = sizeof(typename Problem::In) == 4;
-    constexpr int most = operands_of<typename Problem::Transform> != 0 ? 0
-                         : is_float                                    ? 2
-                         : makes_logits<Problem>                       ? 0
-                                                                       : most_slices_of_askers;
+    constexpr bool is_float = sizeof(typename Problem::In) == 4,
+                   never =
+                       operands_of<typename Problem::Transform> != 0 || (makes_logits<Problem> && !is_float);
+    constexpr int most = never ? 0 : is_float ? 2 : most_slices_of_askers;
     return slices_of_tiles(problem) <= most;
   }
 
