@@ -469,6 +469,15 @@ struct PartOfTile {
   template <class ResultOfRow, class PutOutput>
   __device__ void for_outputs(Operation operation, const Acc (&max)[rows], const ResultOfRow (&result)[rows],
                               int count, const PutOutput& put) {
+    if constexpr (puts_pairs) {
+      // Both rows at once where they can: one after the other takes three instructions more for a pair.
+      ExponentialOfProduct first, second;
+      if (takes_two_instructions(0, result[0], first) && takes_two_instructions(1, result[1], second)) {
+        for_columns<columns>(
+            count, [&](int k) { put(k, 0, rounded_pair<Out>(first(value(k, 0)), second(value(k, 1)))); });
+        return;
+      }
+    }
 #pragma unroll
     for (int v = 0; v < rows; ++v) {
       if constexpr (Result::keeps_exponentials) {
@@ -479,6 +488,16 @@ struct PartOfTile {
         }
       }
       with_output(v, result[v], [&](const auto& output) { outputs_of_row(v, count, put, output); });
+    }
+  }
+  /// Whether two instructions make an output of what is held of a row.
+  template <class ResultOfRow>
+  __device__ bool takes_two_instructions(int row, const ResultOfRow& result,
+                                         ExponentialOfProduct& output) const requires(puts_pairs) {
+    if constexpr (multiplies_packed<Problem>) {
+      return scale[row].is_coarse(result.max) && result.takes_two_instructions(scale[row], output);
+    } else {
+      return result.takes_two_instructions(output);
     }
   }
   /// Calls use with the function from what is held of a row to an output.

@@ -419,16 +419,20 @@ __device__ __forceinline__ bool maximum_of_quotients(const Temperature& temperat
   return true;
 }
 
+/// 2^(value scale - offset), in two instructions.
+struct ExponentialOfProduct {
+  float scale, offset;
+  __device__ float operator()(float value) const { return ex2_approx_ftz(fmaf(value, scale, -offset)); }
+};
+
 /// The exponentials of coarse quotients below their maximum, of the logits themselves: ExponentialBelow whose
 /// one product is with the reciprocal of the temperature, too, which is as coarse.
-struct ExponentialOfCoarseQuotient {
-  float scale, offset;
-
+struct ExponentialOfCoarseQuotient : ExponentialOfProduct {
   /// Below that of the logits, uncorrected.
   template <class Temperature>
   __device__ static ExponentialOfCoarseQuotient below(const Temperature& temperature, float max_of_logits) {
     const float scale = temperature.coarse(ExponentialBelow<float>::log2e);
-    return {scale, rounded_product(max_of_logits, scale)};
+    return {{scale, rounded_product(max_of_logits, scale)}};
   }
   /// What sums of these have to be multiplied by, so that the largest is 1: the logarithm of a sum next to 1
   /// shows what is missing.
@@ -439,10 +443,9 @@ struct ExponentialOfCoarseQuotient {
   template <class Temperature>
   __device__ static ExponentialOfCoarseQuotient divided(const Temperature& temperature, float max,
                                                         float log_sum) {
-    return {temperature.coarse(ExponentialBelow<float>::log2e),
-            fmaf(max, ExponentialBelow<float>::log2e, log_sum)};
+    return {{temperature.coarse(ExponentialBelow<float>::log2e),
+             fmaf(max, ExponentialBelow<float>::log2e, log_sum)}};
   }
-  __device__ float operator()(float logit) const { return ex2_approx_ftz(fmaf(logit, scale, -offset)); }
 };
 
 /// Some parts, one after the other; those that a slice does not reach into hold -inf. (A branch for each
@@ -528,11 +531,9 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
     if (this->operation != Operation::softmax) {
       use([this](Acc value) { return this->log_softmax(value); });
     } else if constexpr (sum_in_exponent) {
-      constexpr float log2e = 1.4426950408889634f;
-      // Two instructions, where the rounding of what they have in common does not show.
-      const float offset = fmaf(this->max, log2e, this->log_sum);
-      if (fabsf(offset) < 0x1p9f) {
-        use([offset](Acc value) { return ex2_approx_ftz(fmaf(value, log2e, -offset)); });
+      ExponentialOfProduct output;
+      if (takes_two_instructions(output)) {
+        use(output);
         return;
       }
       use([this](Acc value) { return output_below(value); });
@@ -543,8 +544,23 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
     }
   }
 
-  /// The same from a value to the output of what a function makes of it. (Whether fewer instructions would do
-  /// is not asked.)
+  /// Whether two instructions make an output of a logit, these: where the rounding of what all have in common
+  /// does not show.
+  __device__ bool takes_two_instructions(ExponentialOfProduct& output) const requires(sum_in_exponent) {
+    constexpr float log2e = ExponentialBelow<float>::log2e;
+    output = {log2e, fmaf(this->max, log2e, this->log_sum)};
+    return this->operation == Operation::softmax && fabsf(output.offset) < 0x1p9f;
+  }
+  /// The same of its quotient, which is coarse.
+  template <class Temperature>
+  __device__ bool takes_two_instructions(const Temperature& temperature, ExponentialOfProduct& output) const
+      requires(sum_in_exponent) {
+    output = ExponentialOfCoarseQuotient::divided(temperature, this->max, this->log_sum);
+    return this->operation == Operation::softmax;
+  }
+
+  /// As with_output, from a value to the output of what a function makes of it. (Whether fewer instructions
+  /// would do is not asked.)
   template <class Function, class Use>
   __device__ void with_output_of(const Function& function, const Use& use) const {
     if (this->operation != Operation::softmax) {
@@ -557,7 +573,7 @@ struct SlicedRowResult : RowResult<typename Problem::Acc> {
     return ex2_approx_ftz(fmaf(value - this->max, ExponentialBelow<Acc>::log2e, -this->log_sum));
   }
 
-  /// The same from a value to the output of its quotient, which is coarse.
+  /// As with_output, from a value to the output of its quotient, which is coarse.
   template <class Temperature, class Use>
   __device__ void with_output_of_quotients(const Temperature& temperature, const Use& use) const {
     if (this->operation != Operation::softmax) {
