@@ -62,7 +62,7 @@ struct SliceOfTile {
 inline constexpr unsigned tile_slices_joined = 16;
 /// Slices of a tile at most that those who ask for its results join themselves, each for its block: the way
 /// through L2 is half as long.
-inline constexpr int most_slices_of_askers = 8;
+inline constexpr unsigned most_slices_of_askers = 8;
 
 /// How the copy engine takes slices: as boxes of tensors of the rows that are neighbours, the columns, and
 /// two more dimensions of rows.
@@ -149,6 +149,12 @@ struct SharedTiles<rows_of_lane, Problem, true> : SharedRing<rows_of_lane, Probl
   Acc maxima[Ring::slots][Block::slots][Ring::rows];  ///< of each thread's columns
 };
 
+/// Where a row of a tile of boxes lies: these do not go on in the next dimension.
+struct RowOfBoxes {
+  unsigned outer;    ///< in the other dimensions
+  index_type inner;  ///< in the fastest one; negative in front of the first row
+};
+
 /// The slots hold slices while they are on their way and while they wait.
 template <TilesCome come, int rows_of_lane, class Problem>
 struct SharedTileBlock {
@@ -163,6 +169,7 @@ struct SharedTileBlock {
   Mbarrier written[slots];  ///< boxes: its outputs are there
   Mbarrier to_join[slots];  ///< slices up to the next one of these
   SliceOfTile slice[slots];
+  RowOfBoxes first_row[slots];  ///< boxes: of these, so that not every thread divides to know it
   SliceOfTile to_join_to[slots];
   SliceOfTile next;
   unsigned next_ticket;
@@ -205,38 +212,57 @@ struct TilesOfBlock {
     return call.workspace.template partials<Acc>() +
            ((static_cast<index_type>(tile) * sides + side) * (call.slices + joins() + 1) + word) * rows;
   }
-  __device__ unsigned joins() const { return (call.slices + tile_slices_joined - 1) / tile_slices_joined; }
-  __device__ Words* results_of(unsigned tile) const { return words(tile, call.slices + joins()); }
+  /// Asks for the words of some slices of a row, `words` being the first one's. Whether all are there.
+  template <unsigned most>
+  __device__ bool load_words(const Words* words, unsigned count, Words (&of)[most]) const {
+#pragma unroll
+    for (unsigned i = 0; i < most; ++i) {
+      if (i < count) of[i] = Words::load(words + i * rows);
+    }
+    bool all = true;
+#pragma unroll
+    for (unsigned i = 0; i < most; ++i) all = all && (i >= count || of[i].is_of(tag));
+    return all;
+  }
+  /// Adds what these say.
+  template <unsigned most>
+  __device__ static void join_words(PartialSoftmax<Acc>& have, unsigned count, const Words (&of)[most]) {
+    join_slices<most, most>(
+        have, [&](unsigned i) { return i < count ? of[i].value() : PartialSoftmax<Acc>::none(); });
+  }
+  __device__ unsigned joins() const {
+    return (call.slices + tile_slices_joined - 1) / tile_slices_joined;
+  }
+  __device__ Words* results_of(unsigned tile) const {
+    return words(tile, call.slices + joins());
+  }
   __device__ unsigned draw() const {
     return static_cast<unsigned>(atomicAdd(&call.workspace.header->next_ticket, 1ull));
   }
-  __device__ int rows_before() const { return come == TilesCome::by_wide_boxes ? call.boxes.rows_before : 0; }
-  /// Where a row of a tile of boxes lies: these do not go on in the next dimension.
-  struct RowOfBoxes {
-    unsigned outer;    ///< in the other dimensions
-    index_type inner;  ///< in the fastest one; negative in front of the first row
-  };
-  __device__ RowOfBoxes row_of_boxes(unsigned tile, int row) const requires(boxes) {
-    const unsigned outer = tile / call.boxes.tiles_of_inner;
-    const index_type first =
-        static_cast<index_type>(tile - outer * call.boxes.tiles_of_inner) * rows_of_tile - rows_before();
-    return {outer, first + row};
+  __device__ int rows_before() const {
+    return come == TilesCome::by_wide_boxes ? call.boxes.rows_before : 0;
   }
-  /// Rows that are not there have numbers from that of all rows on.
-  __device__ index_type row_of(unsigned tile, int row) const {
-    if constexpr (boxes) {
-      const RowGeometry& g = call.problem.geometry;
-      const index_type inner = g.extent[g.rank - 1];
-      const RowOfBoxes at = row_of_boxes(tile, row);
-      return at.inner >= 0 && at.inner < inner ? at.outer * inner + at.inner : g.rows;
-    }
-    return static_cast<index_type>(tile) * rows_of_tile + row;
+  __device__ RowOfBoxes first_row_of_boxes(unsigned tile) const requires(boxes) {
+    const unsigned outer = tile / call.boxes.tiles_of_inner;
+    return {outer,
+            static_cast<index_type>(tile - outer * call.boxes.tiles_of_inner) * rows_of_tile - rows_before()};
+  }
+  /// The number of a row of a tile, from the first one of a tile of boxes. Rows that are not there have
+  /// numbers from that of all rows on.
+  __device__ index_type row_of(const RowOfBoxes& first, int row) const {
+    const RowGeometry& g = call.problem.geometry;
+    const index_type in_inner = first.inner + row, inner = g.extent[g.rank - 1];
+    return in_inner >= 0 && in_inner < inner ? first.outer * inner + in_inner : g.rows;
+  }
+  __device__ index_type row_of(const SliceOfTile& slice, int row) const {
+    if constexpr (boxes) return row_of(first_row_of_boxes(slice.tile), row);
+    return static_cast<index_type>(slice.tile) * rows_of_tile + row;
   }
   __device__ void bring_temperature(int slot, const SliceOfTile& slice, int row) const {
     if constexpr (Shared::has_temperatures) {
       static_assert(sides == 1);
       const RowGeometry& g = call.problem.geometry;
-      const index_type position = row_of(slice.tile, row);
+      const index_type position = row_of(slice, row);
       if (position < g.rows)
         shared.temperatures[slot][row] =
             Mine::Scale::number_of(call.problem.transform.at_row(g.row(position).index));
@@ -246,6 +272,7 @@ struct TilesOfBlock {
   /// others tell of these can be joined by now.
   __device__ void comes(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
     block.slice[slot] = slice;
+    if constexpr (boxes) block.first_row[slot] = first_row_of_boxes(slice.tile);
     if (call.askers_join) return;
     if (slice.slice == call.slices - 1 || (slice.slice + 1) % tile_slices_joined == 0)
       have_joined(to_join, slice);
@@ -272,6 +299,7 @@ struct TilesOfBlock {
 template <TilesCome come, int rows_of_lane, class Problem>
 struct MoverOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   using Base = TilesOfBlock<come, rows_of_lane, Problem>;
+  using Base::block;
   using Base::call;
   using Base::rows;
   using Block = TileBlock<Problem>;
@@ -289,24 +317,45 @@ struct MoverOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
 
   __device__ void barrier() const { barrier_sync(1 + Base::side, Block::threads); }
   __device__ bool all(bool holds) const { return barrier_all(1 + Base::side, Block::threads, holds); }
+  /// This thread's first column in a slice.
+  __device__ index_type first_column(const SliceOfTile& of) const {
+    return static_cast<index_type>(of.slice) * columns_of_tile<Problem> +
+           slot_of_thread * Block::columns_of_thread;
+  }
   /// Of this thread's columns in a slice, from a row of its side on.
   template <class Place>
   __device__ Place place(const SliceOfTile& of, int row) const {
-    return {call.problem.geometry, Base::row_of(of.tile, Base::side * rows + row),
-            static_cast<index_type>(of.slice) * columns_of_tile<Problem> +
-                slot_of_thread * Block::columns_of_thread};
+    return {call.problem.geometry, Base::row_of(of, Base::side * rows + row), first_column(of)};
+  }
+  /// The same of one that has come to a slot.
+  template <class Place>
+  __device__ Place place_in_slot(int slot, int row) const {
+    const SliceOfTile& of = block.slice[slot];
+    if constexpr (Base::boxes)
+      return {call.problem.geometry, Base::row_of(block.first_row[slot], Base::side * rows + row),
+              first_column(of)};
+    return place<Place>(of, row);
+  }
+  /// How many columns this thread has of it. Of boxes, in rows that are not there, too: those hold zeros.
+  template <class Place>
+  __device__ int columns_in_slot(int slot, int row) const {
+    if constexpr (Base::boxes) {
+      const index_type left = call.problem.geometry.columns - first_column(block.slice[slot]);
+      return static_cast<int>(max(index_type(0), min(left, index_type(Block::columns_of_thread))));
+    }
+    return place_in_slot<Place>(slot, row).count;
   }
   /// Stores this thread's outputs of rows that boxes leave out: the last ones (rows_stored), and those of a
   /// tile that begins before the first row, for the copy engine stores no such box. output(k) gives those of
   /// a column.
   template <class Place, class Output>
-  __device__ void store_beside_boxes(const SliceOfTile& slice, int row, const Place& at,
-                                     const Output& output) const {
+  __device__ void store_beside_boxes(int slot, int row, const Output& output) const {
     if constexpr (Base::boxes && Base::stores_boxes) {
       const RowGeometry& g = call.problem.geometry;
-      const index_type first = Base::row_of_boxes(slice.tile, 0).inner;
-      const bool in_box = first >= 0 && first + Base::side * rows + row < call.boxes.rows_stored;
-      if (in_box || !at.exists(g)) return;
+      const index_type first = block.first_row[slot].inner;
+      if (first >= 0 && first + Base::side * rows + row < call.boxes.rows_stored) return;
+      const Place at = place_in_slot<Place>(slot, row);
+      if (!at.exists(g)) return;
       auto* y = call.problem.y + at.row(g).y_offset + at.first_column * g.y_column_stride;
       using Bits = std::remove_cvref_t<decltype(output(0))>;
 #pragma unroll 1
@@ -347,6 +396,9 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
   __device__ Place place(const SliceOfTile& of) const {
     return Mover::template place<Place>(of, lane * rows_of_lane);
   }
+  __device__ Place place_in_slot(int slot) const {
+    return Mover::template place_in_slot<Place>(slot, lane * rows_of_lane);
+  }
   /// Of a column of this thread.
   __device__ Held& held(int slot, int k) const { return block.held[slot][slot_of_thread][k][side][lane]; }
 
@@ -378,14 +430,15 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
     for (int k = 0; k < columns; ++k) mine.held[k] = held(slot, k);
   }
   /// What has come.
-  __device__ void take(int slot, const Place& at, Mine& mine) const {
+  __device__ void take(int slot, Mine& mine) const {
     if constexpr (Shared::copies) {
       Raw raw[columns];
 #pragma unroll
       for (int k = 0; k < columns; ++k) raw[k] = bits_as<Raw>(held(slot, k));
-      if (at.count < columns) {
+      const int count = Mover::template columns_in_slot<Place>(slot, lane * rows_of_lane);
+      if (count < columns) {
 #pragma unroll
-        for (int k = 0; k < columns; ++k) raw[k] = k < at.count ? raw[k] : Mine::nothing();
+        for (int k = 0; k < columns; ++k) raw[k] = k < count ? raw[k] : Mine::nothing();
       }
       mine.take(raw);
     } else {
@@ -393,13 +446,13 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
     }
   }
 
-  __device__ void find_scale(int slot, const Place& at, Mine& mine) const {
+  __device__ void find_scale(int slot, Mine& mine) const {
     if constexpr (Shared::has_temperatures) {
 #pragma unroll
       for (int v = 0; v < rows_of_lane; ++v)
         mine.scale[v] = typename Mine::Scale(shared.temperatures[slot][lane * rows_of_lane + v]);
     } else {
-      mine.find_scale(call.problem, at);
+      mine.find_factor(call.problem);
     }
   }
 
@@ -407,10 +460,9 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
   __device__ void reduce(int slot) const {
     const SliceOfTile slice = block.slice[slot];
     Mine mine;
-    const Place at = place(slice);
-    take(slot, at, mine);
-    mine.drop(call.problem, at);
-    find_scale(slot, at, mine);
+    take(slot, mine);
+    if constexpr (Mine::Dropped::any) mine.drop(call.problem, place_in_slot(slot));
+    find_scale(slot, mine);
     if ((mine.turn() || Mine::Dropped::any) && !reduces) put(slot, mine);
     Acc max[rows_of_lane];
     const SharedTile<rows_of_lane, Problem> of_tile(shared.sums, Block::lanes, Block::slots);
@@ -429,7 +481,6 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
 
   /// Forms the outputs of a slice whose rows' results are known.
   __device__ void finish(int slot) const {
-    const SliceOfTile slice = block.slice[slot];
     Result result[rows_of_lane];
     Acc max[rows_of_lane];
 #pragma unroll
@@ -438,19 +489,20 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
       max[v] = shared.maxima[slot][lane * rows_of_lane + v];
     }
     if (reduces) {
-      if (slot_of_thread == 0 && slice.slice == 0) write_logsumexp(call.problem, place(slice), result);
+      if (slot_of_thread == 0 && block.slice[slot].slice == 0)
+        write_logsumexp(call.problem, place_in_slot(slot), result);
     } else {
       Mine mine;
       get(slot, mine);
-      find_scale(slot, place(slice), mine);
+      find_scale(slot, mine);
       if constexpr (boxes && Mover::stores_boxes) {
         mine.for_outputs(
             call.problem.operation, max, result, columns,
             [&](int k, int, const typename Mine::Put& output) { held(slot, k) = bits_as<Held>(output); });
-        Mover::store_beside_boxes(slice, lane * rows_of_lane, place(slice),
-                                  [&](int k) -> Held { return held(slot, k); });
+        Mover::template store_beside_boxes<Place>(slot, lane * rows_of_lane,
+                                                  [&](int k) -> Held { return held(slot, k); });
       } else {
-        mine.write(call.problem, place(slice), max, result);
+        mine.write(call.problem, place_in_slot(slot), max, result);
       }
     }
     if constexpr (boxes) {
@@ -498,6 +550,9 @@ struct WorkOnTransformedTiles : MoverOfTiles<come, rows_of_lane, Problem> {
   __device__ Place place(const SliceOfTile& of, int v) const {
     return Mover::template place<Place>(of, row(v));
   }
+  __device__ Place place_in_slot(int slot, int v) const {
+    return Mover::template place_in_slot<Place>(slot, row(v));
+  }
   __device__ Raw& held(int slot, int k, int v) const {
     return block.held[slot][slot_of_thread][k][side][row(v)];
   }
@@ -541,7 +596,7 @@ struct WorkOnTransformedTiles : MoverOfTiles<come, rows_of_lane, Problem> {
 #pragma unroll 1
     for (int v = 0; v < rows_of_lane; ++v) {
       Mine mine;
-      make(slot, v, place(slice, v), mine);
+      make(slot, v, place_in_slot(slot, v), mine);
       Acc max[1];
       mine.maxima(mine.top(), max);
       shared.maxima[slot][slot_of_thread][row(v)] = max[0];
@@ -573,13 +628,12 @@ struct WorkOnTransformedTiles : MoverOfTiles<come, rows_of_lane, Problem> {
   }
 
   __device__ void finish(int slot) const {
-    const SliceOfTile slice = block.slice[slot];
 #pragma unroll 1
     for (int v = 0; v < rows_of_lane; ++v) {
       const Result result[1] = {shared.results[slot][row(v)]};
-      const Place at = place(slice, v);
+      const auto at = [&] { return place_in_slot(slot, v); };
       if (reduces) {
-        if (slot_of_thread == 0 && slice.slice == 0) write_logsumexp(call.problem, at, result);
+        if (slot_of_thread == 0 && block.slice[slot].slice == 0) write_logsumexp(call.problem, at(), result);
         continue;
       }
       Mine mine;
@@ -590,16 +644,17 @@ struct WorkOnTransformedTiles : MoverOfTiles<come, rows_of_lane, Problem> {
 #pragma unroll
         for (int k = 0; k < columns; ++k) mine.held[k] = PackedExponentials<bhalf_t>::low(held(slot, k, v));
       } else {
-        make(slot, v, at, mine);
+        make(slot, v, at(), mine);
       }
       const Acc max[1] = {shared.maxima[slot][slot_of_thread][row(v)]};
       if constexpr (boxes && Mover::stores_boxes) {
         mine.for_outputs(
             call.problem.operation, max, result, columns,
             [&](int k, int, const typename Mine::Put& output) { held(slot, k, v) = bits_as<Raw>(output); });
-        Mover::store_beside_boxes(slice, row(v), at, [&](int k) -> Raw { return held(slot, k, v); });
+        Mover::template store_beside_boxes<Place>(slot, row(v),
+                                                  [&](int k) -> Raw { return held(slot, k, v); });
       } else {
-        mine.write(call.problem, at, max, result);
+        mine.write(call.problem, at(), max, result);
       }
     }
     if constexpr (boxes) {
@@ -759,7 +814,7 @@ struct CopierOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
     int inner, column, next, last;
   };
   __device__ Corner corner(const SliceOfTile& slice) const {
-    const typename Base::RowOfBoxes first = this->row_of_boxes(slice.tile, 0);
+    const RowOfBoxes first = this->first_row_of_boxes(slice.tile);
     const unsigned last = first.outer / call.boxes.extent;
     return {static_cast<int>(first.inner), static_cast<int>(slice.slice) * columns_of_tile<Problem>,
             static_cast<int>(first.outer - last * call.boxes.extent), static_cast<int>(last)};
@@ -787,7 +842,7 @@ struct CopierOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
     if constexpr (has_operands) {
       const auto& problem = call.problem;
       const RowGeometry& g = problem.geometry;
-      const typename Base::RowOfBoxes first = this->row_of_boxes(slice.tile, 0);
+      const RowOfBoxes first = this->first_row_of_boxes(slice.tile);
       const index_type inner = g.extent[g.rank - 1],
                        row = lane % 2 == 0 ? max(first.inner, index_type(0))
                                            : min(first.inner + rows_of_tile, inner) - 1,
@@ -880,18 +935,9 @@ struct JoinerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   /// Adds those of some slices of a row; waits for them.
   __device__ void join(PartialSoftmax<Acc>& have, const Words* words, unsigned count) const {
     Words of[at_once];
-    bool known;
-    do {
-      known = true;
-#pragma unroll
-      for (unsigned i = 0; i < at_once; ++i) {
-        if (i < count) of[i] = Words::load(words + i * rows);
-      }
-#pragma unroll
-      for (unsigned i = 0; i < at_once; ++i) known = known && (i >= count || of[i].is_of(tag));
-    } while (!known);
-    join_slices<at_once, at_once>(
-        have, [&](unsigned i) { return i < count ? of[i].value() : PartialSoftmax<Acc>::none(); });
+    while (!this->load_words(words, count, of)) {
+    }
+    this->join_words(have, count, of);
   }
 
   /// From so many words of each row on to one.
@@ -964,21 +1010,13 @@ struct AskerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
     return true;
   }
   __device__ bool joined_here(int slot, unsigned tile) const {
-    constexpr auto most = static_cast<unsigned>(most_slices_of_askers);
 #pragma unroll 1
     for (int row = lane; row < rows; row += 32) {
-      Words of[most];
-      bool known = true;
-#pragma unroll
-      for (unsigned i = 0; i < most; ++i) {
-        if (i < call.slices) of[i] = Words::load(this->words(tile, i) + row);
-      }
-#pragma unroll
-      for (unsigned i = 0; i < most; ++i) known = known && (i >= call.slices || of[i].is_of(tag));
-      if (!__all_sync(0xffffffffu, known)) return false;
+      Words of[most_slices_of_askers];
+      if (!__all_sync(0xffffffffu, this->load_words(this->words(tile, 0) + row, call.slices, of)))
+        return false;
       auto all = PartialSoftmax<Acc>::none();
-      join_slices<most, most>(
-          all, [&](unsigned i) { return i < call.slices ? of[i].value() : PartialSoftmax<Acc>::none(); });
+      this->join_words(all, call.slices, of);
       set(slot, row, all);
     }
     return true;
@@ -1321,7 +1359,7 @@ struct GridPipelinedTiles {
     constexpr bool is_float = sizeof(typename Problem::In) == 4,
                    never =
                        operands_of<typename Problem::Transform> != 0 || (makes_logits<Problem> && !is_float);
-    constexpr int most = never ? 0 : is_float ? 2 : most_slices_of_askers;
+    constexpr index_type most = never ? 0 : is_float ? 2 : most_slices_of_askers;
     return slices_of_tiles(problem) <= most;
   }
 
