@@ -3,6 +3,7 @@
 //
 // Each portable kernel captured in a CUDA graph and replayed a hundred times on data that changes, in between
 // the same calls outside of it.
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -235,26 +236,35 @@ TEST(CudaGraph, LogsumexpWarmByACallOverMoreRows) {
 // What was reserved for many long rows serves fewer and shorter ones, which other kernels take.
 template <class T>
 void check_reserved_for_more(const std::vector<std::int64_t>& rows, const std::vector<std::int64_t>& columns,
-                             Operation operation = Operation::softmax) {
+                             Operation operation = Operation::softmax, int axis = 1) {
   const Stream stream;
   const Exec exec(stream);
   const bool reduces = operation == Operation::logsumexp;
-  const Buffer<Exec> x(scalar_of<T>, reference::right({rows[0] + 1, columns[0]})),
+  const auto extents = [axis](std::int64_t r, std::int64_t c) {
+    return axis == 1 ? std::array{r, c} : std::array{c, r};
+  };
+  const auto all = extents(rows[0] + 1, columns[0]);
+  const Buffer<Exec> x(scalar_of<T>, reference::right({all[0], all[1]})),
       y(scalar_of<T>, reduces ? reference::right({rows[0] + 1}) : x.layout());
   if (reduces) {
-    ks::reserve(exec, x.template view<const T, 2>(), y.template view<T, 1>());
+    ks::reserve(exec, x.template view<const T, 2>(), y.template view<T, 1>(), ks::axis(axis));
   } else {
-    ks::reserve(exec, x.template view<const T, 2>(), y.template view<T, 2>());
+    ks::reserve(exec, x.template view<const T, 2>(), y.template view<T, 2>(), ks::axis(axis));
   }
   const Graph graph(stream, [&] {
     for (const std::int64_t r : rows) {
       for (const std::int64_t c : columns) {
-        const std::pair<std::int64_t, std::int64_t> some_rows(0, r), some_columns(0, c);
-        const auto some_of_x = Kokkos::subview(x.template view<const T, 2>(), some_rows, some_columns);
+        using Range = std::pair<std::int64_t, std::int64_t>;
+        const auto some = extents(r, c);
+        const auto some_of = [&](const auto& view) {
+          return Kokkos::subview(view, Range(0, some[0]), Range(0, some[1]));
+        };
+        const auto some_of_x = some_of(x.template view<const T, 2>());
         if (reduces) {
-          ks::logsumexp(exec, some_of_x, Kokkos::subview(y.template view<T, 1>(), some_rows));
+          ks::logsumexp(exec, some_of_x, Kokkos::subview(y.template view<T, 1>(), Range(0, r)),
+                        ks::axis(axis));
         } else {
-          ks::softmax(exec, some_of_x, Kokkos::subview(y.template view<T, 2>(), some_rows, some_columns));
+          ks::softmax(exec, some_of_x, some_of(y.template view<T, 2>()), ks::axis(axis));
         }
       }
     }
@@ -273,6 +283,17 @@ TEST(CudaGraph, ReservedForMore) {
   check_reserved_for_more<double>(rows, columns);
   check_reserved_for_more<float>(rows, columns, Operation::logsumexp);
   check_reserved_for_more<bhalf_t>(rows, columns, Operation::logsumexp);
+}
+TEST(CudaGraph, ReservedForMoreAlongAnotherAxis) {
+  const auto check = [](const std::vector<std::int64_t>& rows, const std::vector<std::int64_t>& columns) {
+    for (const Operation operation : {Operation::softmax, Operation::logsumexp}) {
+      check_reserved_for_more<float>(rows, columns, operation, 0);
+      check_reserved_for_more<bhalf_t>(rows, columns, operation, 0);
+      check_reserved_for_more<double>(rows, columns, operation, 0);
+    }
+  };
+  check({40000, 39999, 8000, 300, 77, 1}, {1100, 1000, 300, 256, 100, 16, 5, 1});
+  check({500, 499, 64, 2}, {66000, 16384, 700, 64});
 }
 
 // The scratch that a graph took stays its own: neither larger calls on the instance nor a second graph

@@ -113,15 +113,11 @@ struct BlockPerSlicedTile {
   static void reserve(const Exec& exec, const Problem& problem) {
     TwoPassTiles::reserve(exec, problem);
   }
-  /// And this kernel, for some of those that are for these: `reserve` loads it by a launch over no rows, for
-  /// a capture could not do that.
+  /// And this kernel, for some of those that are for these.
   template <class Exec, class Problem>
   static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
     if (!TwoPassTiles::refuse(exec, problem).empty()) return;
-    Problem no_rows = problem;
-    no_rows.geometry.rows = 0;
-    no_rows.geometry.columns = std::min(problem.geometry.columns, index_type(columns_of_tile<Problem>));
-    run(exec, no_rows);
+    run(exec, no_rows_of(problem, columns_of_tile<Problem>));
   }
 
  private:

@@ -86,6 +86,10 @@ struct BlockPerTile {
 
   template <class Exec, class Problem>
   static void reserve(const Exec&, const Problem&) {}
+  template <class Exec, class Problem>
+  static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
+    if (problem.axis_is_strided) run(exec, no_rows_of(problem, columns_of_tile<Problem>));
+  }
 
   /// Columns of a thread; of the shortest rows. (One H100, fraction of a copy with 16 and 32: float 16
   /// columns 0.948 and 0.934, 64 0.91 both, 256 0.900 and 0.891, bfloat16 16 0.93 and 0.88, 100 0.83 and

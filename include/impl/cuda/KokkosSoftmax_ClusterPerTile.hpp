@@ -224,11 +224,10 @@ struct ClusterPerTile {
   /// And this kernel for some of those that are for that one.
   template <class Exec, class Problem>
   static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
-    if (!problem.axis_is_strided || !fits<Problem>(exec, least_slices)) return;
-    Problem no_rows = problem;
-    no_rows.geometry.rows = 0;
-    no_rows.geometry.columns = least_slices * columns_of_tile<Problem>;
-    run(exec, no_rows);
+    if (!problem.axis_is_strided || slices_of_tiles(problem) < least_slices ||
+        !fits<Problem>(exec, least_slices))
+      return;
+    run(exec, no_rows_of(problem, least_slices * columns_of_tile<Problem>));
   }
 
  private:

@@ -1152,9 +1152,7 @@ struct GridPipelinedTiles {
   template <class Exec, class Problem>
   static void reserve_for_others(const Exec& exec, const Problem& problem) {
     reserve(exec, problem);
-    Problem no_rows = problem;
-    no_rows.geometry.rows = 0;
-    run(exec, no_rows);
+    run(exec, no_rows_of(problem, problem.geometry.columns));
   }
   /// Whether slices come as boxes, on boundaries of so many bytes (boxes have to be on those of 16).
   template <class Problem>
@@ -1208,8 +1206,10 @@ struct GridPipelinedTiles {
   template <class Exec, class Problem>
   static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
     if (problem.axis_is_strided && slices_of_tiles(problem) > most_slices &&
-        limits<TilesCome::by_threads, most_rows_of_lane<Problem>, Problem>(exec).refusal == nullptr)
+        limits<TilesCome::by_threads, most_rows_of_lane<Problem>, Problem>(exec).refusal == nullptr) {
       reserve(exec, problem);
+      run(exec, no_rows_of(problem, most_slices * columns_of_tile<Problem>));
+    }
   }
 
  private:

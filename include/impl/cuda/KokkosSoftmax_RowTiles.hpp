@@ -31,6 +31,16 @@ index_type slices_of_tiles(const Problem& problem) {
   return ceil_div(problem.geometry.columns, columns_of_tile<Problem>);
 }
 
+/// None of the rows, of so many columns at most: what `reserve` hands to kernels so that they are loaded, for
+/// a capture could not do that.
+template <class Problem>
+Problem no_rows_of(const Problem& problem, index_type most_columns) {
+  Problem no_rows = problem;
+  no_rows.geometry.rows = 0;
+  no_rows.geometry.columns = std::min(problem.geometry.columns, most_columns);
+  return no_rows;
+}
+
 /// What decides how logits are summed and outputs formed: types, and whether there is a transform, or a
 /// product of what stays packed.
 template <class Problem>

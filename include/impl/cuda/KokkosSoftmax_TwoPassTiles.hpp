@@ -559,9 +559,7 @@ struct TwoPassTiles {
   static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
     if (!refuse(exec, problem).empty()) return;
     reserve_scratch(exec, problem);
-    Problem no_rows = problem;
-    no_rows.geometry.rows = 0;
-    run(exec, no_rows);
+    run(exec, no_rows_of(problem, problem.geometry.columns));
   }
 
  private:
