@@ -91,8 +91,9 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   // Boxes are copied faster, but where they would write sectors in part. And half of 16 bits are no pairs.
   const char* const several = has_clusters<Exec>() ? "cluster_per_tile" : twice;
   if (has_clusters<Exec>()) {
-    expect_implementation<float>(300, 100001, several, in_block);
+    expect_implementation<float>(300, 100001, in_block);
     expect_implementation<float>(300, 100000, in_block);
+    expect_implementation<float>(400, 100001, several, in_block);
     expect_implementation<float>(600, 100001, several, twice);
     expect_implementation<float>(600, 100000, sliced);
     expect_implementation<half_t>(300, 100001, in_block, twice);
@@ -117,6 +118,8 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   expect_implementation<float>(5000, 4001, twice);
   expect_implementation<float>(5000, 4004, sliced, twice);
   expect_implementation<float>(20000, 4004, twice);
+  const bool has_fast_memory = ks::impl::has_fast_memory(Exec().cuda_device());
+  expect_implementation<float>(50000, 4000, has_fast_memory ? twice : sliced, twice);
   expect_implementation<bhalf_t>(5000, 4000, sliced, twice);
   expect_implementation<bhalf_t>(5000, 4002, twice);
   expect_implementation<bhalf_t>(50000, 1024, twice);
@@ -256,7 +259,7 @@ template <class In, class Out>
 void check_several_rows(const char* implementation, const std::vector<std::int64_t>& lengths) {
   const ks::ScopedImplementation forced(implementation);
   for (const std::int64_t columns : lengths) {
-    for (const std::int64_t rows : {1, 2, 7, 64, 77, 130, 512, 520, 1031}) {
+    for (const std::int64_t rows : {1, 2, 7, 57, 64, 77, 121, 130, 512, 520, 1031}) {
       const std::vector<std::int64_t> extents{columns, rows};
       const std::vector<int> order{1, 0};
       Case c = special_case<In>(extents, 0);
@@ -471,6 +474,23 @@ TEST(CudaTiles, SameBitsOfWideTiles) {
   check_bits_of_wide_tiles<bhalf_t, Exec>(lengths);
 }
 
+// Floats that begin anywhere are written by whole sectors: every row of every column by one group of lanes,
+// those that two groups have, and the first and the last ones, too.
+TEST(CudaTiles, SectorsOfWideTiles) {
+  const auto check = [](const std::vector<std::int64_t>& lengths, const auto& with_transform) {
+    for (const std::int64_t columns : lengths) {
+      for (const std::int64_t rows : {3, 56, 57, 113, 120, 121, 10003}) {
+        for (const std::int64_t distance : {rows, rows + 1, rows + 7}) {
+          check_bits_of_many_rows<float, Exec>("block_per_wide_tile", "block_per_tile", rows, columns,
+                                               distance, {{0, 0}, {1, 3}, {5, 2}}, with_transform);
+        }
+      }
+    }
+  };
+  check({5, 16, 33, 100, 129, 256}, NoTransform());
+  check({100, 129, 256}, [](std::int64_t, std::int64_t, const auto& use) { use(ks::scale(0.7)); });
+}
+
 template <class T>
 void check_bits() {
   check_bits_of_first_row<T, Exec>({5, 16, 100, 256, 257, 512, 1000, 4097, 4352, 20000});
@@ -614,7 +634,7 @@ void check_reserved_for_other_alignments(std::int64_t columns, const char* usual
 }
 TEST(CudaTiles, ReservedForOtherAlignments) {
   if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
-  check_reserved_for_other_alignments<float>(300, "block_per_sliced_tile", "cluster_per_tile", 1);
+  check_reserved_for_other_alignments<float>(300, "block_per_sliced_tile", "block_per_sliced_tile", 1);
   check_reserved_for_other_alignments<float>(600, "grid_pipelined_tiles", "cluster_per_tile", 1);
   check_reserved_for_other_alignments<float>(5000, "grid_pipelined_tiles", "two_pass_tiles", 3);
   check_reserved_for_other_alignments<bhalf_t>(600, "grid_pipelined_tiles", "two_pass_tiles", 3);

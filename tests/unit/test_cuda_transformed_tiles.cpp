@@ -171,7 +171,8 @@ TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
   expect(0.0f, 100, 256001, "block_per_tile");
   expect(0.0f, 256, 100000, "block_per_wide_tile");
   expect(0.0f, 256, 100001, "block_per_wide_tile");
-  expect(0.0f, 300, 40001, several);
+  expect(0.0f, 300, 40001, "block_per_sliced_tile");
+  expect(0.0f, 400, 40001, several);
   expect(0.0f, 300, 40000, "block_per_sliced_tile");
   expect(0.0f, 600, 40000, sliced);
   expect(bhalf_t(0.0f), 1000, 40000, sliced);
@@ -191,7 +192,7 @@ template <class T>
 void check_bits() {
   for (const std::int64_t columns : {5, 16, 100, 256, 257, 1000, 4352})
     check_bits_of_first_row<T, Exec>({columns}, ks::transform(Ripple{}) | ks::causal(columns / 2));
-  for (const std::int64_t columns : {5, 16, 100, 256})
+  for (const std::int64_t columns : {5, 16, 100, 160, 256})
     check_bits_of_wide_tiles<T, Exec>({columns}, ks::transform(Ripple{}) | ks::causal(columns / 2));
 }
 TEST(CudaTransformedTiles, SameBitsOfFloat) {

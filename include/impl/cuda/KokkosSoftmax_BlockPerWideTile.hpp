@@ -55,6 +55,10 @@ struct WideTileRows {
   int rows_before;       ///< in vectors: the first tile begins so many before the first row
 };
 
+/// Rows that a sector of memory has of a column of y.
+template <class Problem>
+inline constexpr int rows_of_sector = 32 / static_cast<int>(sizeof(typename Problem::Out));
+
 /// What the threads of a block tell each other of the rows of a tile.
 template <class Problem>
 struct SharedWideTile : TalliesOfRows {
@@ -69,8 +73,9 @@ struct SharedWideTile : TalliesOfRows {
 };
 
 /// What a thread has of a tile: lane threadIdx.x across rows, slot threadIdx.y along columns. `together`:
-/// lanes whose rows are neighbours where they do not come in vectors: a group.
-template <int together, class Problem>
+/// lanes whose rows are neighbours where they do not come in vectors: a group. `again`: as many as a sector
+/// has of its last ones the next group has, too, so that no sector is written by two of them.
+template <int together, bool again, class Problem>
 struct RowsOfThread {
   using Tile = WideTile<Problem>;
   using Part = typename Tile::Part;
@@ -96,11 +101,18 @@ struct RowsOfThread {
                           index_type first_of_block)
       : problem(problem_), lie(lie_), lane(static_cast<int>(threadIdx.x)) {
     const RowGeometry& g = problem.geometry;
-    const int rows = static_cast<int>(blockDim.x) * Tile::rows_of_thread;
-    const index_type first_of_tile = static_cast<index_type>(tile) * rows - lie.rows_before;
-    const int in_tile =
-        lie.vectors ? lane * Tile::rows_of_thread
-                    : lane / together * (together * Tile::rows_of_thread) + lane % together * rows_of_part;
+    int rows = static_cast<int>(blockDim.x) * Tile::rows_of_thread;
+    index_type first_of_tile = static_cast<index_type>(tile) * rows - lie.rows_before;
+    int in_tile = lie.vectors
+                      ? lane * Tile::rows_of_thread
+                      : lane / together * (together * Tile::rows_of_thread) + lane % together * rows_of_part;
+    if constexpr (again) {  // of the group, likewise
+      rows = together * Tile::rows_of_thread;
+      first_of_tile =
+          (static_cast<index_type>(tile) * (static_cast<int>(blockDim.x) / together) + lane / together) *
+          (rows - rows_of_sector<Problem>);
+      in_tile = lane % together * rows_of_part;
+    }
     first = first_of_tile + in_tile;
     left = static_cast<int>(min(g.rows - first_of_tile, static_cast<index_type>(rows))) - in_tile;
     if (first < 0) left = 0;  // (None of its rows is there.)
@@ -313,7 +325,8 @@ struct RowsOfThread {
   }
 
   /// Lanes write what others have, so that they write whole sectors of memory, but for the first and the last
-  /// rows of their group.
+  /// rows of their group; or, where the next group has some rows again, nothing else: of each column as many
+  /// rows as the group has beside these, from the first whole sector on.
   __device__ void store_sectors() const {
     constexpr unsigned sector = 32, size = sizeof(Out);
     const auto lanes = static_cast<int>(blockDim.x);
@@ -360,10 +373,15 @@ struct RowsOfThread {
     return p == last && from >= together ? -of_part : p * of_part;
   }
   __device__ void put_words(Out* column, int before, int from, const unsigned (&words)[parts]) const {
+    static_assert(rows_of_part == 1);
+    // Of the last part not what the next group has again; what is before the first sector, the first group.
+    const bool puts_last = !again || lane % together < together - rows_of_sector<Problem> ||
+                           (from >= together && first == lane % together);
 #pragma unroll
     for (int p = 0; p < parts; ++p) {
       const int shift = place(p, from);
-      if (before + shift < left) column[from + shift] = bits_as<Out>(static_cast<BitsOfPut>(words[p]));
+      if ((p < parts - 1 || puts_last) && before + shift < left)
+        column[from + shift] = bits_as<Out>(static_cast<BitsOfPut>(words[p]));
     }
   }
   __device__ void put_pairs(Out* column, int before, int from, const unsigned (&words)[parts],
@@ -387,7 +405,7 @@ struct RowsOfThread {
   }
 };
 
-template <int together, class Problem>
+template <int together, bool again, class Problem>
 __global__ void __launch_bounds__(512, 2)
     block_per_wide_tile_kernel(const __grid_constant__ Problem problem,
                                const __grid_constant__ WideTileRows lie) {
@@ -397,7 +415,7 @@ __global__ void __launch_bounds__(512, 2)
   extern __shared__ uint4 shared_of_tile[];
   grid_dependency_wait();
   if (problem.geometry.rows == 0) return;
-  RowsOfThread<together, Problem> mine(problem, lie, blockIdx.x, 0);
+  RowsOfThread<together, again, Problem> mine(problem, lie, blockIdx.x, 0);
   mine.template load<true>();
   mine.transform();
 
@@ -546,22 +564,48 @@ struct BlockPerWideTile {
     WideTileRows lie = wide_tile_rows(problem);
     // (These are whole vectors, for y begins on a boundary of one.)
     lie.rows_before = lie.vectors ? rows_before_boundary(problem) : 0;
-    const Plan<Problem> plan(problem, lie);
-    // `reserve` launches over no rows: that loads both kernels, which a capture could not do.
-    const bool no_rows = problem.geometry.rows == 0;
-    if (plan.lanes >= 32 || no_rows) launch<32>(exec, problem, plan, lie);
-    if (plan.lanes < 32 || no_rows) launch<16>(exec, problem, plan, lie);
+    const Plan<Problem> plan(problem);
+    const bool again = !lie.vectors && has_rows_again(problem);
+    launch_for<32>(exec, problem, plan, lie, again);
+    launch_for<16>(exec, problem, plan, lie, again);
   }
 
-  /// Fewer rows are for block_per_tile.
+  /// Fewer rows are for block_per_tile, and some of what block_per_tile has, or a kernel for longer rows, for
+  /// this one.
   template <class Exec, class Problem>
-  static void reserve(const Exec& exec, const Problem& problem) {
-    Problem no_rows = problem;
-    no_rows.geometry.rows = 0;
-    BlockPerTile::run(exec, no_rows);
+  static void reserve(const Exec&, const Problem&) {}
+  template <class Exec, class Problem>
+  static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
+    if (problem.axis_is_strided) run(exec, no_rows_of(problem, columns_of_tile<Problem>));
   }
 
  private:
+  /// Whether a group has some rows again: not in place, where its logits would be outputs of the group
+  /// before. (One H200, fraction of a copy of 1 GiB of floats that begin anywhere, without and so: 9 columns
+  /// 0.85 and 0.78, 12 0.93 and 0.91, 16 0.93 and 0.94, 33 0.87 and 0.90, 64 0.83 and 0.89, 100 0.84 and
+  /// 0.88, 160 0.65 and 0.82, 224 0.67 and 0.84, 256 0.66 and 0.78; with a factor 33 0.865 and 0.855, 100
+  /// 0.85 and 0.82, 160 0.66 and 0.83, 224 0.675 and 0.81, 256 0.67 and 0.75, GELU 160 0.67 and 0.76, 224
+  /// 0.725 and 0.72, 256 0.71 and 0.69; but with a bias for all rows 33 0.62 and 0.59, 100 0.70 and 0.67, 256
+  /// 0.65 and 0.63; bfloat16, whose instructions take longer than memory, 33 0.565 and 0.51, 256 0.61 and
+  /// 0.59.)
+  template <class Problem>
+  static bool has_rows_again(const Problem& problem) {
+    using Transform = typename Problem::Transform;
+    constexpr bool has_transform = has_transform_v<Problem>,
+                   is_short = !has_transform || std::is_same_v<Transform, BoundScale>;
+    constexpr index_type fewest_columns = has_transform ? 129 : 16, most_columns = is_short ? 256 : 192;
+    const index_type columns = problem.geometry.columns;
+    const bool in_place = static_cast<const void*>(problem.x) == static_cast<const void*>(problem.y);
+    return may_have_rows_again<16, Problem> && columns >= fewest_columns && columns <= most_columns &&
+           problem.operation != Operation::logsumexp && !in_place;
+  }
+  /// With a transform, where there are few lanes, for many columns.
+  template <int together, class Problem>
+  static constexpr bool may_have_rows_again =
+      sizeof(typename Problem::In) == 4 &&
+      sizeof(typename Problem::Out) == 4 && operands_of<typename Problem::Transform> == 0 &&
+      (together == 16 || !has_transform_v<Problem>);
+
   /// Whether what a transform needs leaves this kernel faster, of a row in each part. (Likewise, float with a
   /// factor 16 columns 0.94 and 0.97, 256 0.83 and 0.92, GELU 0.93 and 0.96, 0.78 and 0.93, that begin
   /// anywhere 0.775 and 0.87, 0.56 and 0.71. With a temperature and with a bias for all rows 12 columns 0.805
@@ -595,22 +639,37 @@ struct BlockPerWideTile {
   template <class Problem>
   struct Plan {
     int slots, lanes = 16;
-    index_type blocks;
 
-    Plan(const Problem& problem, const WideTileRows& lie)
+    explicit Plan(const Problem& problem)
         : slots(static_cast<int>(ceil_div(problem.geometry.columns, WideTile<Problem>::columns))) {
       constexpr int most_threads = 512, usual_threads = 256;
       while (2 * lanes * slots <= (lanes < 32 ? most_threads : usual_threads)) lanes *= 2;
-      blocks = ceil_div(problem.geometry.rows + lie.rows_before, rows());
     }
     int rows() const { return lanes * WideTile<Problem>::rows_of_thread; }
   };
 
+  /// Where the plan has groups of so many lanes. (`reserve` launches over no rows: that loads all kernels,
+  /// which a capture could not do.)
   template <int together, class Problem>
+  static void launch_for(const Kokkos::Cuda& exec, const Problem& problem, const Plan<Problem>& plan,
+                         const WideTileRows& lie, bool again) {
+    const index_type rows = problem.geometry.rows;
+    if (rows > 0 && (plan.lanes >= 32) != (together == 32)) return;
+    if constexpr (may_have_rows_again<together, Problem>) {
+      if (again || rows == 0)
+        launch<together, true>(
+            exec, problem, plan, lie,
+            ceil_div(rows, plan.rows() - plan.lanes / together * index_type(rows_of_sector<Problem>)));
+      if (again && rows > 0) return;
+    }
+    launch<together, false>(exec, problem, plan, lie, ceil_div(rows + lie.rows_before, plan.rows()));
+  }
+
+  template <int together, bool again, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem, const Plan<Problem>& plan,
-                     const WideTileRows& lie) {
-    launch_with_shared<&block_per_wide_tile_kernel<together, Problem>>(
-        exec, kernel_label(problem.operation, name), plan.blocks,
+                     const WideTileRows& lie, index_type blocks) {
+    launch_with_shared<&block_per_wide_tile_kernel<together, again, Problem>>(
+        exec, kernel_label(problem.operation, name), blocks,
         dim3(static_cast<unsigned>(plan.lanes), static_cast<unsigned>(plan.slots)),
         plan.slots > 1 ? SharedWideTile<Problem>::bytes(plan.rows()) : 0, problem, lie);
   }

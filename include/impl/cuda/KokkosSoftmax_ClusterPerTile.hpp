@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(512, 2) cluster_per_tile_kernel(const __grid_c
   if (problem.geometry.rows == 0) return;
   cluster_arrive();  // this block is there
   const int slices = static_cast<int>(cluster_nctarank()), slice = static_cast<int>(cluster_ctarank());
-  RowsOfThread<together, Problem> mine(problem, lie, blockIdx.x / slices,
-                                       static_cast<index_type>(slice) * columns_of_tile<Problem>);
+  RowsOfThread<together, false, Problem> mine(problem, lie, blockIdx.x / slices,
+                                              static_cast<index_type>(slice) * columns_of_tile<Problem>);
   mine.template load<false>();
   mine.transform();
 
@@ -158,9 +158,12 @@ struct ClusterPerTile {
     const index_type slices = slices_of_tiles(problem);
     // (Likewise, this kernel and block_per_sliced_tile: images of 14 x 14 float, 300 columns 0.72 and 0.90,
     // with GELU 0.58 and 0.80; bfloat16 257 columns that begin anywhere 0.39 and 0.51, 300 0.45 and 0.57, 400
-    // 0.53 and 0.52.)
-    constexpr index_type few_columns = 384;
-    if (slices == least_slices && (g.rank > 1 || (is_16_bit && g.columns <= few_columns)))
+    // 0.53 and 0.52. One H200, that begin anywhere: float 257 columns 0.42 and 0.61, 300 0.48 and 0.52, 330
+    // 0.52 both, 360 0.55 and 0.51, with a factor 300 0.42 and 0.505, 360 0.48 both, a temperature 0.36 and
+    // 0.52, 0.42 and 0.47, a mask as large as x 0.39 and 0.51, 0.45 and 0.52, a bias for all rows 0.37 and
+    // 0.51, 0.43 and 0.465, GELU 0.38 and 0.54, 0.445 and 0.48.)
+    constexpr index_type few_columns = is_16_bit || has_transform_v<Problem> ? 384 : 320;
+    if (slices == least_slices && (g.rank > 1 || g.columns <= few_columns))
       return "a block can have all slices of a row";
     // (One H200, this kernel and two_pass_tiles, columns that begin anywhere: bfloat16 512 0.515 and 0.505,
     // 600 0.40 and 0.425, 1000 0.465 and 0.515, 2000 0.45 and 0.52; on boundaries of pairs 0.57 and 0.50,

@@ -615,9 +615,16 @@ struct TwoPassTiles {
     // 0.65 and 0.47, 0.55 and 0.47, half 0.64 and 0.61, 0.55 and 0.61.)
     // (One H200, bfloat16 in pairs: 16384 columns 0.62 and 0.59, 32768 0.59 and 0.63; where they do not begin
     // on boundaries of 32 bytes 2000 0.57 and 0.53, 4096 0.55 and 0.565, 8192 0.52 and 0.57.)
-    constexpr index_type many_slices = writes_pairs<Problem> ? 96 : 192;
-    if (by_boxes && columns_begin_at(problem, 32))
-      return is_16_bit && !keeps_exponentials && slices > many_slices ? "" : boxes_are_faster;
+    // (One H200, float: 32768 columns 0.69 and 0.63, 49152 0.60 and 0.62, 65536 0.59 and 0.64, with a factor
+    // 0.68 and 0.62, 0.615 twice, 0.585 and 0.63, GELU 65536 0.555 and 0.58, but a temperature 0.55 and 0.56,
+    // a mask as large as x 0.52 and 0.51, a bias for all rows 0.53 twice.)
+    constexpr bool reads_x_alone = operands_of<typename Problem::Transform> == 0;
+    constexpr index_type many_slices = writes_pairs<Problem> ? 96 : is_16_bit ? 192 : 176;
+    if (by_boxes && columns_begin_at(problem, 32)) {
+      const bool read_twice =
+          is_16_bit ? !keeps_exponentials : reads_x_alone && has_fast_memory(exec.cuda_device());
+      return read_twice && slices > many_slices ? "" : boxes_are_faster;
+    }
     // (One H200, in wide boxes and by this kernel: float 8192 columns 0.68 and 0.58, 16384 0.64 and 0.60,
     // bfloat16 4000 0.60 and 0.555, 8192 0.55 and 0.575.)
     if (GridPipelinedTiles::come_as_wide_boxes(exec, problem)) return boxes_are_faster;
