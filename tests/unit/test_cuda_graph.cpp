@@ -339,7 +339,7 @@ TEST(CudaGraph, ColdCallNamesReserve) {
   // More words than any instance has from the start; nothing is launched, so that there need be no such rows.
   const Buffer<Exec> memory(Scalar::float32, reference::right({1}));
   const Kokkos::View<float**, Kokkos::LayoutRight, Kokkos::CudaSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>
-      x(memory.view<float, 1>().data(), 1000, 3000000);
+      x(memory.view<float, 1>().data(), 100000, 3000000);
   // The kernels were loaded by other instances; the scratch of this one is missing.
   std::string failure;
   {

@@ -91,11 +91,17 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   // Boxes are copied faster, but where they would write sectors in part. And half of 16 bits are no pairs.
   const char* const several = has_clusters<Exec>() ? "cluster_per_tile" : twice;
   if (has_clusters<Exec>()) {
+    expect_implementation<float>(280, 130001, in_block);
     expect_implementation<float>(300, 100001, in_block);
     expect_implementation<float>(300, 100000, in_block);
-    expect_implementation<float>(400, 100001, several, in_block);
-    expect_implementation<float>(600, 100001, several, twice);
+    expect_implementation<float>(400, 80001, several, in_block);
+    expect_implementation<float>(600, 50001, several, twice);
     expect_implementation<float>(600, 100000, sliced);
+    // From memory, every fourth column in its boxes, and whole sectors written.
+    expect_implementation<float>(300, 120001, sliced, in_block);
+    expect_implementation<float>(600, 60001, sliced, twice);
+    expect_implementation<float>(20001, 2001, sliced, twice);
+    expect_implementation<float>(22001, 2001, twice);
     expect_implementation<half_t>(300, 100001, in_block, twice);
     expect_implementation<half_t>(500, 100001, several, twice);
     expect_implementation<half_t>(500, 100000, sliced);
@@ -116,6 +122,7 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   // What cannot wait in shared memory as it is written, and of which there is too much to wait for.
   expect_implementation<float>(5000, 4000, sliced, twice);
   expect_implementation<float>(5000, 4001, twice);
+  expect_implementation<float>(5000, 8001, sliced, twice);
   expect_implementation<float>(5000, 4004, sliced, twice);
   expect_implementation<float>(20000, 4004, twice);
   const bool has_fast_memory = ks::impl::has_fast_memory(Exec().cuda_device());
@@ -474,6 +481,38 @@ TEST(CudaTiles, SameBitsOfWideTiles) {
   check_bits_of_wide_tiles<bhalf_t, Exec>(lengths);
 }
 
+// Floats of several slices that begin anywhere: boxes of every fourth column, from boundaries before their
+// first rows, and whole sectors written, in the first tile and the last one, too, which are filled or not.
+// (So many that they come so: see GridPipelinedTiles::come_as_boxes_anywhere.)
+TEST(CudaTiles, BoxesAnywhere) {
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
+  for (const std::int64_t columns : {288, 290, 511, 513, 1000, 4097, 20480}) {
+    constexpr std::int64_t bytes = 129 << 20;
+    const std::int64_t tiles = bytes / (4 * 56 * columns) + 1;
+    for (const std::int64_t rows : {56 * tiles + 1, 56 * tiles + 7, 56 * tiles + 8, 56 * tiles + 63}) {
+      for (const std::int64_t distance : {rows | 1, (rows | 3) + 3})
+        check_bits_of_many_rows<float, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns,
+                                             distance, {{0, 0}, {1, 3}, {6, 0}});
+    }
+  }
+}
+
+// In place a tile's rows are no outputs of its neighbours'.
+TEST(CudaTiles, ManyRowsInPlaceThatBeginAnywhere) {
+  const Exec exec;
+  for (const std::int64_t columns : {100, 256, 600}) {
+    using View = Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
+    const std::int64_t rows = (140 << 20) / (4 * columns) | 1;
+    const View x("x", rows, columns), y("y", rows, columns);
+    Kokkos::parallel_for("fill",
+                         Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(exec, 0, rows * columns),
+                         FillColumns<float>{x.data(), rows});
+    ks::softmax(exec, View(x), y);
+    ks::softmax(exec, View(x), x);
+    EXPECT_EQ(count_different(exec, x.data(), y.data(), rows * columns), 0) << columns << " columns";
+  }
+}
+
 // Floats that begin anywhere are written by whole sectors: every row of every column by one group of lanes,
 // those that two groups have, and the first and the last ones, too.
 TEST(CudaTiles, SectorsOfWideTiles) {
@@ -612,9 +651,9 @@ void check_reserved_for_other_alignments(std::int64_t columns, const char* usual
     const Stream stream;
     const Exec exec(stream);
     const View reserved("x", most, columns);
-    ks::reserve(exec, reserved, reserved);
-    exec.fence();
     for (const int rows : {most, others[0], others[1]}) {
+      ks::reserve(exec, reserved, reserved);  // (what a graph takes is its own)
+      exec.fence();
       const View x("x", rows, columns), y("y", rows, columns);
       const Graph graph(stream, [&] { ks::softmax(exec, x, y); });
       const bool is_elsewhere = rows % 2 != 0 && rows > 77;
@@ -636,7 +675,7 @@ TEST(CudaTiles, ReservedForOtherAlignments) {
   if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
   check_reserved_for_other_alignments<float>(300, "block_per_sliced_tile", "block_per_sliced_tile", 1);
   check_reserved_for_other_alignments<float>(600, "grid_pipelined_tiles", "cluster_per_tile", 1);
-  check_reserved_for_other_alignments<float>(5000, "grid_pipelined_tiles", "two_pass_tiles", 3);
+  check_reserved_for_other_alignments<float>(5000, "grid_pipelined_tiles", "grid_pipelined_tiles", 1);
   check_reserved_for_other_alignments<bhalf_t>(600, "grid_pipelined_tiles", "two_pass_tiles", 3);
 }
 

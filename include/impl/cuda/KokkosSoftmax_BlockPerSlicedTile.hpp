@@ -163,6 +163,7 @@ struct BlockPerSlicedTile {
       constexpr index_type few_columns = 320;
       if (problem.geometry.columns > few_columns && GridPipelinedTiles::come_as_wide_boxes(exec, problem))
         return boxes_are_faster;
+      if (GridPipelinedTiles::come_as_boxes_anywhere(problem)) return boxes_are_faster;
       if (by_boxes && only_reads_masks(problem.transform)) return boxes_are_faster;
       return few ? "" : several_are_faster;
     }

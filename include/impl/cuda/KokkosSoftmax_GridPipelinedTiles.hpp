@@ -35,7 +35,9 @@ struct TileBlock {
 };
 
 /// How slices come and go. Boxes are twice as wide where a block has two sides, with half the rows each.
-enum class TilesCome { by_threads, by_boxes, by_wide_boxes };
+/// Columns that begin anywhere come as such boxes of every fourth column, for these are as far apart as the
+/// copy engine asks for, and are stored by threads.
+enum class TilesCome { by_threads, by_boxes, by_wide_boxes, by_boxes_anywhere };
 
 /// A block. Memory that is written in pieces of 256 bytes on boundaries of as many takes more of them than in
 /// pieces of 128; how wide they are that are read is all the same. (One H200, columns of 1024 x 262144 floats
@@ -44,12 +46,28 @@ enum class TilesCome { by_threads, by_boxes, by_wide_boxes };
 /// 0.84.)
 template <TilesCome come, class Problem>
 struct SidesOfTileBlock {
-  static constexpr bool boxes = come != TilesCome::by_threads;
-  static constexpr int sides = come == TilesCome::by_wide_boxes ? 2 : 1;
-  /// With those that ask and join, and the one that copies.
+  static constexpr bool boxes = come != TilesCome::by_threads,
+                        anywhere = come == TilesCome::by_boxes_anywhere;
+  static constexpr int sides = come == TilesCome::by_wide_boxes || anywhere ? 2 : 1;
+  static constexpr int boxes_of_slice = anywhere ? 4 : 1,
+                       columns_of_box = columns_of_tile<Problem> / boxes_of_slice;
+  /// With those that ask and join, the one that copies, and those that store, a box each.
   static constexpr int warps_of_side = TileBlock<Problem>::threads / 32 + 2,
-                       warps = sides * warps_of_side + (boxes ? 1 : 0), threads = warps * 32;
+                       storing_warps = anywhere ? boxes_of_slice : 0,
+                       warps = sides * warps_of_side + (boxes ? 1 : 0) + storing_warps, threads = warps * 32;
   static constexpr int blocks_a_multiprocessor = 2 / sides;
+
+  /// Rows of a tile that the next one has, too, where columns begin anywhere: of each column as many less
+  /// than a tile has are stored, from where a sector of memory begins in it, so that none is written in part.
+  /// (One H200, 1000 columns of floats, fraction of a copy: 0.73, by cluster_per_tile, whose blocks write the
+  /// first and the last sector of 64 rows in part, 0.605.)
+  static constexpr int bytes_of_sector = 32,
+                       rows_again =
+                           anywhere ? bytes_of_sector / static_cast<int>(sizeof(typename Problem::Out)) : 0;
+  /// Of a box, before the tile's: it begins on a boundary of 16 bytes.
+  static constexpr int bytes_of_boundary = 16,
+                       rows_before =
+                           anywhere ? bytes_of_boundary / static_cast<int>(sizeof(typename Problem::In)) : 0;
 };
 
 struct SliceOfTile {
@@ -66,6 +84,7 @@ inline constexpr unsigned most_slices_of_askers = 8;
 
 /// How the copy engine takes slices: as boxes of tensors of the rows that are neighbours, the columns, and
 /// two more dimensions of rows.
+template <TilesCome come>
 struct TileBoxes {
   CUtensorMap x, y;
   /// Of the rows that are neighbours, those of which boxes have the outputs: where the copy engine would have
@@ -76,14 +95,22 @@ struct TileBoxes {
   unsigned extent;          ///< of the next dimension
 };
 
-template <class Problem>
+/// The same of every fourth column of x, from each of the first four on.
+template <>
+struct TileBoxes<TilesCome::by_boxes_anywhere> {
+  CUtensorMap every_fourth[4];
+  int first_row[4];  ///< behind the boundaries that these begin on
+  unsigned tiles_of_inner, extent;
+};
+
+template <TilesCome come, class Problem>
 struct TilesCall {
   Problem problem;
   CudaWorkspace workspace;
   unsigned tickets;  ///< slices of all tiles
   unsigned slices;   ///< of a tile
   unsigned tiles;
-  TileBoxes boxes;
+  TileBoxes<come> boxes;
   bool pairs;        ///< rows_come_in_pairs
   bool askers_join;  ///< see AskerOfTiles
 
@@ -161,12 +188,19 @@ struct SharedTileBlock {
   using Side = SharedTiles<rows_of_lane, Problem>;
   using Sides = SidesOfTileBlock<come, Problem>;
   static constexpr int sides = Sides::sides, slots = Side::slots;
+  static constexpr int rows_of_box = Sides::rows_before + sides * Side::rows;
+  /// Of boxes of every fourth column, the boxes one behind the other.
+  using Slot =
+      std::conditional_t<Sides::anywhere,
+                         typename Problem::In[Sides::boxes_of_slice][Sides::columns_of_box][rows_of_box],
+                         typename Side::OfColumn[TileBlock<Problem>::slots][Side::columns][sides]>;
 
-  alignas(128) typename Side::OfColumn held[slots][TileBlock<Problem>::slots][Side::columns][sides];
+  alignas(128) Slot held[slots];
   static constexpr std::uint32_t slot_bytes = sizeof(held[0]);
   Side side[sides];
   Mbarrier full[slots];     ///< boxes: a slice has come
   Mbarrier written[slots];  ///< boxes: its outputs are there
+  Mbarrier stored[slots];   ///< and, by threads, in y
   Mbarrier to_join[slots];  ///< slices up to the next one of these
   SliceOfTile slice[slots];
   RowOfBoxes first_row[slots];  ///< boxes: of these, so that not every thread divides to know it
@@ -179,26 +213,28 @@ struct SharedTileBlock {
 template <TilesCome come, int rows_of_lane, class Problem>
 struct TilesOfBlock {
   using SharedBlock = SharedTileBlock<come, rows_of_lane, Problem>;
+  using Sides = typename SharedBlock::Sides;
   using Shared = typename SharedBlock::Side;
   using Mine = typename Shared::Mine;
   using Result = typename Mine::Result;
   using Acc = typename Problem::Acc;
   using Words = PartialWords<Acc>;
-  /// Rows of a side, and of a tile.
+  /// Rows of a side, of a tile, and from tile to tile.
   static constexpr int sides = SharedBlock::sides, rows = Shared::rows, rows_of_tile = sides * rows,
-                       slots = Shared::slots;
-  static constexpr bool boxes = SharedBlock::Sides::boxes;
+                       rows_of_step = rows_of_tile - Sides::rows_again, slots = Shared::slots;
+  static constexpr bool boxes = Sides::boxes, anywhere = Sides::anywhere;
   /// Whether outputs leave as boxes, too, where logits come so.
   static constexpr bool stores_boxes = sizeof(typename Problem::Out) == sizeof(typename Problem::In);
 
-  const TilesCall<Problem>& call;
+  const TilesCall<come, Problem>& call;
   SharedBlock& block;
   Shared& shared;  ///< of this side
   int side;
   std::uint32_t tag;
   bool reduces;
 
-  __device__ TilesOfBlock(const TilesCall<Problem>& call_, SharedBlock& block_, int side_, std::uint32_t tag_)
+  __device__ TilesOfBlock(const TilesCall<come, Problem>& call_, SharedBlock& block_, int side_,
+                          std::uint32_t tag_)
       : call(call_),
         block(block_),
         shared(block_.side[side_]),
@@ -240,12 +276,13 @@ struct TilesOfBlock {
     return static_cast<unsigned>(atomicAdd(&call.workspace.header->next_ticket, 1ull));
   }
   __device__ int rows_before() const {
-    return come == TilesCome::by_wide_boxes ? call.boxes.rows_before : 0;
+    if constexpr (come == TilesCome::by_wide_boxes) return call.boxes.rows_before;
+    return 0;
   }
   __device__ RowOfBoxes first_row_of_boxes(unsigned tile) const requires(boxes) {
     const unsigned outer = tile / call.boxes.tiles_of_inner;
     return {outer,
-            static_cast<index_type>(tile - outer * call.boxes.tiles_of_inner) * rows_of_tile - rows_before()};
+            static_cast<index_type>(tile - outer * call.boxes.tiles_of_inner) * rows_of_step - rows_before()};
   }
   /// The number of a row of a tile, from the first one of a tile of boxes. Rows that are not there have
   /// numbers from that of all rows on.
@@ -350,7 +387,7 @@ struct MoverOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   /// a column.
   template <class Place, class Output>
   __device__ void store_beside_boxes(int slot, int row, const Output& output) const {
-    if constexpr (Base::boxes && Base::stores_boxes) {
+    if constexpr (Base::boxes && Base::stores_boxes && !Base::anywhere) {
       const RowGeometry& g = call.problem.geometry;
       const index_type first = block.first_row[slot].inner;
       if (first >= 0 && first + Base::side * rows + row < call.boxes.rows_stored) return;
@@ -400,7 +437,15 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
     return Mover::template place_in_slot<Place>(slot, lane * rows_of_lane);
   }
   /// Of a column of this thread.
-  __device__ Held& held(int slot, int k) const { return block.held[slot][slot_of_thread][k][side][lane]; }
+  __device__ Held& held(int slot, int k) const {
+    if constexpr (Mover::anywhere) {
+      constexpr int boxes = Mover::Sides::boxes_of_slice;
+      return block.held[slot][k % boxes][slot_of_thread * (columns / boxes) + k / boxes]
+                       [call.boxes.first_row[k % boxes] + side * Block::lanes + lane];
+    } else {
+      return block.held[slot][slot_of_thread][k][side][lane];
+    }
+  }
 
   __device__ void fetch(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
     if (thread == 0) this->comes(slot, slice, to_join);
@@ -728,6 +773,7 @@ struct MoversOfTiles
         ends = block.slice[next.slot].tile == call.tiles;
         if (ends) {
           if (thread == 0) mbarrier_arrive(&shared.told[next.slot]);
+          if constexpr (Work::anywhere) mbarrier_arrive(&block.written[next.slot]);
           continue;
         }
         reduce(next.slot);
@@ -823,15 +869,30 @@ struct CopierOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
     this->comes(slot, slice, to_join);
     mbarrier_arrive_expect_tx(&block.full[slot], Base::SharedBlock::slot_bytes);
     const Corner at = corner(slice);
-    cp_async_bulk_tensor_4d(shared_address(block.held[slot]), &call.boxes.x, at.inner, at.column, at.next,
-                            at.last, shared_address(&block.full[slot]));
+    const std::uint32_t full = shared_address(&block.full[slot]);
+    if constexpr (Base::anywhere) {
+      constexpr int boxes = Base::Sides::boxes_of_slice;
+#pragma unroll
+      for (int i = 0; i < boxes; ++i)
+        cp_async_bulk_tensor_4d(shared_address(block.held[slot][i]), &call.boxes.every_fourth[i], at.inner,
+                                at.column / boxes, at.next, at.last, full);
+    } else {
+      cp_async_bulk_tensor_4d(shared_address(block.held[slot]), &call.boxes.x, at.inner, at.column, at.next,
+                              at.last, full);
+    }
+  }
+  /// Until the outputs in a slot can be stored, or have been by others.
+  __device__ void wait_for(const RingCursor& at) const {
+    mbarrier_wait_parity(Base::anywhere ? &block.stored[at.slot] : &block.written[at.slot], at.parity);
   }
   __device__ void store(int slot) const {
-    if (!Base::stores_boxes || reduces) return;
-    const Corner at = corner(block.slice[slot]);
-    if (at.inner < 0) return;
-    cp_async_bulk_tensor_4d_store(&call.boxes.y, at.inner, at.column, at.next, at.last,
-                                  shared_address(block.held[slot]));
+    if constexpr (Base::stores_boxes && !Base::anywhere) {
+      if (reduces) return;
+      const Corner at = corner(block.slice[slot]);
+      if (at.inner < 0) return;
+      cp_async_bulk_tensor_4d_store(&call.boxes.y, at.inner, at.column, at.next, at.last,
+                                    shared_address(block.held[slot]));
+    }
   }
 
   /// Sees to it that masks are in L2 when they are asked for: those of the first and the last row of each
@@ -880,7 +941,7 @@ struct CopierOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
     int in_use = 0;
     for (;;) {
       if (in_use == slots) {
-        mbarrier_wait_parity(&block.written[at.slot], at.parity);
+        wait_for(at);
         if (lane == 0) store(at.slot);
       }
       const unsigned ticket = draw();
@@ -905,11 +966,110 @@ struct CopierOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
       ++in_use;
     }
     for (; in_use > 0; --in_use) {
-      mbarrier_wait_parity(&block.written[at.slot], at.parity);
+      wait_for(at);
       if (lane == 0) store(at.slot);
       at.advance(slots);
     }
     cp_async_bulk_wait_group_read<0>();
+  }
+};
+
+/// The warps that store outputs of columns that begin anywhere, each those of a box: of each column
+/// rows_of_step rows, from where a sector of memory begins on; the first tile's what is before, too.
+template <TilesCome come, int rows_of_lane, class Problem>
+struct StorerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
+  using Base = TilesOfBlock<come, rows_of_lane, Problem>;
+  using Base::block;
+  using Base::call;
+  using Base::rows_of_step;
+  using Base::rows_of_tile;
+  using Base::slots;
+  using typename Base::Sides;
+  using Out = typename Problem::Out;
+  static constexpr int boxes = Sides::boxes_of_slice, lanes = 32, second_lanes = rows_of_step - lanes;
+  static_assert(second_lanes > 0 && second_lanes <= lanes && sizeof(typename Problem::In) == sizeof(Out));
+
+  int lane, box;
+
+  __device__ StorerOfTiles(const Base& base, int box_)
+      : Base(base), lane(static_cast<int>(threadIdx.x) % lanes), box(box_) {}
+
+  /// The outputs of a column of the box.
+  __device__ const Out* outputs(int slot, int column) const {
+    return block.held[slot][box][column] + call.boxes.first_row[box];
+  }
+  /// Rows before the first sector that begins behind an address.
+  __device__ static int rows_before(const Out* at) {
+    const auto address = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(at));
+    return static_cast<int>((0u - address) % Sides::bytes_of_sector / sizeof(Out));
+  }
+
+  __device__ void store(int slot) const {
+    const RowGeometry& g = call.problem.geometry;
+    const index_type first = block.first_row[slot].inner,
+                     first_column =
+                         static_cast<index_type>(block.slice[slot].slice) * columns_of_tile<Problem>,
+                     distance = boxes * g.y_column_stride;
+    const auto rows = static_cast<int>(min(g.rows - first, index_type(rows_of_tile))),
+               columns_of_slice =
+                   static_cast<int>(min(g.columns - first_column, index_type(columns_of_tile<Problem>))),
+               columns = (columns_of_slice - box + boxes - 1) / boxes;
+    Out* const y = call.problem.y + first + (first_column + box) * g.y_column_stride;
+    int column = 0;
+    if (first > 0 && rows == rows_of_tile) column = store_whole(slot, y, distance, columns);
+    store_some(slot, y, distance, column, columns, rows, first == 0);
+  }
+  /// Some columns at a time, all of whose rows are there. Returns how many. (With these asked for at each,
+  /// 1000 columns have 0.62 of a copy for 0.71.)
+  __device__ int store_whole(int slot, Out* y, index_type distance, int columns) const {
+    // In every other column sectors begin at the same row.
+    const int row[2] = {rows_before(y) + lane, rows_before(y + distance) + lane};
+    Out* at[2] = {y + row[0], y + distance + row[1]};
+    const bool has_second = lane < second_lanes;
+    constexpr int some = 8;
+    int column = 0;
+#pragma unroll 1
+    for (; column + some <= columns; column += some) {
+      Out output[some][2];
+#pragma unroll
+      for (int k = 0; k < some; ++k) {
+        const Out* const from = outputs(slot, column + k) + row[k % 2];
+        output[k][0] = from[0];
+        if (has_second) output[k][1] = from[lanes];
+      }
+#pragma unroll
+      for (int k = 0; k < some; ++k) {
+        store_past_l1(at[k % 2], output[k][0]);
+        if (has_second) store_past_l1(at[k % 2] + lanes, output[k][1]);
+        at[k % 2] += 2 * distance;
+      }
+    }
+    return column;
+  }
+  /// From a column on.
+  __device__ void store_some(int slot, Out* y, index_type distance, int column, int columns, int rows,
+                             bool is_first) const {
+    y += column * distance;
+#pragma unroll 1
+    for (; column < columns; ++column, y += distance) {
+      const Out* const from = outputs(slot, column);
+      const int before = rows_before(y), row = before + lane;
+      if (row < rows) y[row] = from[row];
+      if (lane < second_lanes && row + lanes < rows) y[row + lanes] = from[row + lanes];
+      if (is_first && lane < min(before, rows)) y[lane] = from[lane];
+    }
+  }
+
+  __device__ void run() const {
+    RingCursor at;
+    for (;;) {
+      mbarrier_wait_parity(&block.written[at.slot], at.parity);
+      if (block.slice[at.slot].tile == call.tiles) return;
+      store(at.slot);
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&block.stored[at.slot]);
+      at.advance(slots);
+    }
   }
 };
 
@@ -1056,7 +1216,7 @@ struct AskerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
 template <TilesCome come, int rows_of_lane, class Problem>
 __global__ void __launch_bounds__(SidesOfTileBlock<come, Problem>::threads,
                                   SidesOfTileBlock<come, Problem>::blocks_a_multiprocessor)
-    grid_pipelined_tiles_kernel(const __grid_constant__ TilesCall<Problem> call) {
+    grid_pipelined_tiles_kernel(const __grid_constant__ TilesCall<come, Problem> call) {
   using Sides = SidesOfTileBlock<come, Problem>;
   using Shared = SharedTileBlock<come, rows_of_lane, Problem>;
   // (Boxes lie on boundaries of 128 bytes.)
@@ -1069,6 +1229,7 @@ __global__ void __launch_bounds__(SidesOfTileBlock<come, Problem>::threads,
     for (int slot = 0; slot < Shared::slots; ++slot) {
       mbarrier_init(&shared.full[slot], CopierOfTiles<come, rows_of_lane, Problem>::arrivals);
       mbarrier_init(&shared.written[slot], Sides::sides * TileBlock<Problem>::threads);
+      if constexpr (Sides::anywhere) mbarrier_init(&shared.stored[slot], Sides::storing_warps);
       mbarrier_init(&shared.to_join[slot], 1);
       for (auto& side : shared.side) {
         mbarrier_init(&side.told[slot], 1);
@@ -1084,7 +1245,12 @@ __global__ void __launch_bounds__(SidesOfTileBlock<come, Problem>::threads,
     return TilesOfBlock<come, rows_of_lane, Problem>(call, shared, which, CudaWorkspace::tag_of(epoch));
   };
   if constexpr (Sides::boxes) {
-    if (warp == Sides::sides * Sides::warps_of_side) {
+    constexpr int warp_of_copier = Sides::sides * Sides::warps_of_side;
+    if constexpr (Sides::anywhere) {
+      if (warp > warp_of_copier)
+        return StorerOfTiles<come, rows_of_lane, Problem>(block(0), warp - warp_of_copier - 1).run();
+    }
+    if (warp == warp_of_copier) {
       using Copier = CopierOfTiles<come, rows_of_lane, Problem>;
       if (Copier::has_lanes || threadIdx.x % 32 == 0) Copier(block(0)).run();
       return;
@@ -1202,6 +1368,27 @@ struct GridPipelinedTiles {
              size * g.rows * g.columns > fewest_bytes;
     }
   }
+  /// Whether these are of every fourth column: of columns that begin anywhere, from memory, but not in place,
+  /// where a tile's first rows would be outputs of the tile before. (One H200, fraction of a copy of 1 GiB of
+  /// floats, so and by the better one of the other kernels: 270 columns 0.53 and 0.56, 285 0.54 both, 300
+  /// 0.57 and 0.53, 400 0.645 and 0.58, 512 0.74 and 0.65, 600 0.63 and 0.57, 1000 0.71 and 0.60, 2048 0.70
+  /// and 0.59, 4096 0.665 and 0.56, 8191 0.66 and 0.58, 16385 0.62 and 0.59, 20481 0.605 and 0.595, 24577
+  /// 0.59 and 0.60; 20 MB of 1000 columns 0.505 and 0.64, 80 MB 0.62 and 0.61, 72 MB of 300 columns 0.53 and
+  /// 0.61.)
+  template <class Problem>
+  static bool come_as_boxes_anywhere([[maybe_unused]] const Problem& problem) {
+    if constexpr (!may_have_boxes_anywhere<Problem>) {
+      return false;
+    } else {
+      constexpr index_type fewest_columns = 288, most_slices = 80, fewest_bytes = 128 << 20;
+      const RowGeometry& g = problem.geometry;
+      const bool in_place = static_cast<const void*>(problem.x) == static_cast<const void*>(problem.y);
+      return problem.operation != Operation::logsumexp && g.rank == 1 && g.x_stride[0] == 1 &&
+             g.y_stride[0] == 1 && !columns_begin_at(problem, 16) && !in_place &&
+             g.columns >= fewest_columns && slices_of_tiles(problem) <= most_slices &&
+             g.rows * g.columns * index_type(sizeof(typename Problem::In)) > fewest_bytes;
+    }
+  }
   /// Longer rows are for others: these are warm for shorter ones, too.
   template <class Exec, class Problem>
   static void reserve_for_shorter_rows(const Exec& exec, const Problem& problem) {
@@ -1226,6 +1413,11 @@ struct GridPipelinedTiles {
       return sizeof(In) == 4;
     }
   }();
+  /// (With a transform there would be one more kernel for each.)
+  template <class Problem>
+  static constexpr bool may_have_boxes_anywhere =
+      std::is_same_v<typename Problem::In, float>&& std::is_same_v<typename Problem::Out, float> &&
+      !has_transform_v<Problem>;
   /// Of the kernel whose blocks need most.
   template <class Problem>
   static constexpr int most_rows_of_lane = takes_pairs<Problem> || transforms_pairs<Problem> ? 2 : 1;
@@ -1235,7 +1427,7 @@ struct GridPipelinedTiles {
   template <class Problem>
   static index_type words(const Problem& problem) {
     constexpr int rows = 4 * TileBlock<Problem>::lanes;
-    const index_type tiles = ceil_div(problem.geometry.rows + problem.geometry.rows / 8, rows) + 1,
+    const index_type tiles = ceil_div(problem.geometry.rows + problem.geometry.rows / 7, rows) + 1,
                      slices = std::min(slices_of_tiles(problem), most_slices);
     return tiles * rows * (slices + ceil_div(slices, tile_slices_joined) + 1);
   }
@@ -1247,61 +1439,94 @@ struct GridPipelinedTiles {
     return g.rank == 1 || inner % rows == 0 || inner >= 8 * rows;
   }
 
+  /// A tensor of rows, columns and two more dimensions for the copy engine, which takes boxes of so many rows
+  /// and columns; false where strides, in bytes, are no multiples of 16, or something is too large.
+  template <class T>
+  static bool encode(CUtensorMap& map, const T* data, const cuuint64_t (&extents)[4],
+                     const cuuint64_t (&strides)[3], int rows, int columns) {
+    bool fits = tensor_map_encoder() != nullptr && reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+    for (const cuuint64_t stride : strides)
+      fits = fits && stride != 0 && stride % 16 == 0 && stride < cuuint64_t(1) << 40;
+    for (const cuuint64_t all : extents) fits = fits && all < cuuint64_t(1) << 31;
+    if (!fits) return false;
+    const cuuint32_t box[] = {static_cast<cuuint32_t>(rows), static_cast<cuuint32_t>(columns), 1, 1},
+                     every[] = {1, 1, 1, 1};
+    constexpr auto type = sizeof(T) == 2   ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                          : sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
+    return tensor_map_encoder()(&map, type, 4, const_cast<T*>(data), extents, strides, box, every,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  }
+
   /// Boxes of x and y, if the copy engine takes them: strides that are multiples of 16 bytes, and rows enough
   /// side by side.
   template <TilesCome come, int rows_of_lane, class Problem>
-  static bool find_boxes(const Problem& problem, TileBoxes& boxes) {
+  static bool find_boxes(const Problem& problem, TileBoxes<come>& boxes) {
     using Tiles = TilesOfBlock<come, rows_of_lane, Problem>;
     const RowGeometry& g = problem.geometry;
     constexpr int rows = Tiles::rows_of_tile;
     const int inner = g.rank - 1;
     if (g.rank < 1 || g.rank > 3 || g.x_stride[inner] != 1) return false;
     if (!rows_fill<rows>(g)) return false;
-    const auto encode = [&](CUtensorMap& map, const auto* data, index_type inner_extent,
-                            index_type column_stride, const index_type* strides) {
-      using T = std::remove_cvref_t<decltype(*data)>;
-      constexpr auto size = static_cast<index_type>(sizeof(T));
+    const auto find = [&](CUtensorMap& map, const auto* data, index_type inner_extent,
+                          index_type column_stride, const index_type* row_strides) {
+      constexpr auto size = static_cast<index_type>(sizeof(*data));
       const auto extent = [&](int d) { return d < 0 ? cuuint64_t(1) : static_cast<cuuint64_t>(g.extent[d]); };
-      const auto stride = [&](int d) {
-        return static_cast<cuuint64_t>((d < 0 ? 16 / size : strides[d]) * size);
-      };
-      const cuuint64_t extents[] = {static_cast<cuuint64_t>(inner_extent), static_cast<cuuint64_t>(g.columns),
-                                    extent(inner - 1), extent(inner - 2)};
-      const cuuint64_t distances[] = {static_cast<cuuint64_t>(column_stride * size), stride(inner - 1),
-                                      stride(inner - 2)};
-      bool fits = reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && column_stride > 0;
-      for (int d = 0; d < inner; ++d) fits = fits && strides[d] > 0;
-      for (const cuuint64_t distance : distances)
-        fits = fits && distance % 16 == 0 && distance < cuuint64_t(1) << 40;
-      for (const cuuint64_t all : extents) fits = fits && all < cuuint64_t(1) << 31;
-      if (!fits) return false;
-      const cuuint32_t box[] = {rows, static_cast<cuuint32_t>(columns_of_tile<Problem>), 1, 1},
-                       every[] = {1, 1, 1, 1};
-      constexpr auto type = size == 2   ? CU_TENSOR_MAP_DATA_TYPE_UINT16
-                            : size == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
-      return tensor_map_encoder()(&map, type, 4, const_cast<std::remove_const_t<T>*>(data), extents,
-                                  distances, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                  CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+      const auto stride = [&](int d) { return static_cast<cuuint64_t>(d < 0 ? 16 : row_strides[d] * size); };
+      return encode(map, data,
+                    {static_cast<cuuint64_t>(inner_extent), static_cast<cuuint64_t>(g.columns),
+                     extent(inner - 1), extent(inner - 2)},
+                    {static_cast<cuuint64_t>(column_stride * size), stride(inner - 1), stride(inner - 2)},
+                    rows, columns_of_tile<Problem>);
     };
     boxes.rows_before = come == TilesCome::by_wide_boxes ? rows_before_boundary(problem) : 0;
     boxes.tiles_of_inner = static_cast<unsigned>(ceil_div(g.extent[inner] + boxes.rows_before, rows));
     boxes.extent = g.rank > 1 ? static_cast<unsigned>(g.extent[inner - 1]) : 1;
-    if (tensor_map_encoder() == nullptr ||
-        !encode(boxes.x, problem.x, g.extent[inner], g.x_column_stride, g.x_stride))
-      return false;
+    if (!find(boxes.x, problem.x, g.extent[inner], g.x_column_stride, g.x_stride)) return false;
     if (problem.operation == Operation::logsumexp || !Tiles::stores_boxes) return true;
     constexpr auto unit = 16 / static_cast<index_type>(sizeof(typename Problem::Out));
     boxes.rows_stored = g.extent[inner] / unit * unit;
     return g.y_stride[inner] == 1 && boxes.rows_stored > 0 &&
-           encode(boxes.y, problem.y, boxes.rows_stored, g.y_column_stride, g.y_stride);
+           find(boxes.y, problem.y, boxes.rows_stored, g.y_column_stride, g.y_stride);
+  }
+  /// Of every fourth column of x, which are multiples of 16 bytes apart, from boundaries of as many on.
+  template <TilesCome come, int rows_of_lane, class Problem>
+  static bool find_boxes(const Problem& problem, TileBoxes<TilesCome::by_boxes_anywhere>& boxes) {
+    using Tiles = TilesOfBlock<come, rows_of_lane, Problem>;
+    using Sides = typename Tiles::Sides;
+    using In = typename Problem::In;
+    constexpr index_type size = sizeof(In), in_turn = Sides::boxes_of_slice,
+                         boundary = Sides::bytes_of_boundary;
+    static_assert(in_turn * size % boundary == 0);
+    const RowGeometry& g = problem.geometry;
+    if (g.rank != 1) return false;
+    boxes.tiles_of_inner = static_cast<unsigned>(ceil_div(g.rows, index_type(Tiles::rows_of_step)));
+    boxes.extent = 1;
+    bool found = true;
+    for (int i = 0; i < in_turn; ++i) {
+      const auto address = reinterpret_cast<std::uintptr_t>(problem.x + i * g.x_column_stride);
+      boxes.first_row[i] = static_cast<int>(address % boundary / size);
+      found =
+          found && encode(boxes.every_fourth[i], reinterpret_cast<const In*>(address / boundary * boundary),
+                          {static_cast<cuuint64_t>(g.rows + boxes.first_row[i]),
+                           static_cast<cuuint64_t>(ceil_div(g.columns - i, in_turn)), 1, 1},
+                          {static_cast<cuuint64_t>(in_turn * g.x_column_stride * size), boundary, boundary},
+                          Tiles::SharedBlock::rows_of_box, Sides::columns_of_box);
+    }
+    return found;
   }
 
   template <int rows_of_lane, class Problem>
   static void launch_rows(const Kokkos::Cuda& exec, const Problem& problem) {
     const bool no_rows = problem.geometry.rows == 0;
     if constexpr (SharedTiles<rows_of_lane, Problem>::copies) {
+      if constexpr (may_have_boxes_anywhere<Problem>) {
+        if ((come_as_boxes_anywhere(problem) || no_rows) &&
+            launch_boxes<TilesCome::by_boxes_anywhere, rows_of_lane>(exec, problem))
+          return;
+      }
       if constexpr (may_have_wide_boxes<Problem>) {
         if ((come_as_wide_boxes(exec, problem) || no_rows) &&
             launch_boxes<TilesCome::by_wide_boxes, rows_of_lane>(exec, problem))
@@ -1318,14 +1543,14 @@ struct GridPipelinedTiles {
     const CooperativeLimits& device = limits<come, rows_of_lane, Problem>(exec);
     if (device.refusal || slices_of_tiles(problem) > device.multiprocessors * device.blocks_a_multiprocessor)
       return false;
-    TileBoxes boxes{};
+    TileBoxes<come> boxes{};
     const bool no_rows = problem.geometry.rows == 0, found = find_boxes<come, rows_of_lane>(problem, boxes);
     if (found || no_rows) launch<come, rows_of_lane>(exec, problem, boxes);
     return found && !no_rows;
   }
 
   template <TilesCome come, int rows_of_lane, class Problem>
-  static void launch(const Kokkos::Cuda& exec, const Problem& problem, const TileBoxes& boxes) {
+  static void launch(const Kokkos::Cuda& exec, const Problem& problem, const TileBoxes<come>& boxes) {
     using Sides = SidesOfTileBlock<come, Problem>;
     const RowGeometry& g = problem.geometry;
     constexpr int rows = TilesOfBlock<come, rows_of_lane, Problem>::rows_of_tile;
@@ -1341,10 +1566,10 @@ struct GridPipelinedTiles {
           exec, &grid_pipelined_tiles_kernel<come, rows_of_lane, Problem>,
           dim3(static_cast<unsigned>(std::clamp<index_type>(tickets, 1, resident))), Sides::threads,
           shared_bytes<come, rows_of_lane, Problem>,
-          TilesCall<Problem>{problem, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)),
-                             static_cast<unsigned>(tickets), static_cast<unsigned>(slices),
-                             static_cast<unsigned>(tiles), boxes, rows_come_in_pairs(problem),
-                             askers_join(problem)});
+          TilesCall<come, Problem>{problem, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)),
+                                   static_cast<unsigned>(tickets), static_cast<unsigned>(slices),
+                                   static_cast<unsigned>(tiles), boxes, rows_come_in_pairs(problem),
+                                   askers_join(problem)});
     });
   }
 

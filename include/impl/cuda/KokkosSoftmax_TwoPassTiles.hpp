@@ -627,7 +627,9 @@ struct TwoPassTiles {
     }
     // (One H200, in wide boxes and by this kernel: float 8192 columns 0.68 and 0.58, 16384 0.64 and 0.60,
     // bfloat16 4000 0.60 and 0.555, 8192 0.55 and 0.575.)
-    if (GridPipelinedTiles::come_as_wide_boxes(exec, problem)) return boxes_are_faster;
+    if (GridPipelinedTiles::come_as_wide_boxes(exec, problem) ||
+        GridPipelinedTiles::come_as_boxes_anywhere(problem))
+      return boxes_are_faster;
     // (Float 8192 columns 0.62 and 0.59, 32768 0.57 and 0.61, bfloat16 0.59 both, 0.50 and 0.62.)
     constexpr index_type many_slices_anywhere = writes_pairs<Problem> ? 12 : 32;
     if (by_boxes) return slices > many_slices_anywhere ? "" : boxes_are_faster;
