@@ -10,7 +10,8 @@
 /// next ones come. Eight warps reduce slices and form outputs; beside them one asks for results, one joins,
 /// and one has boxes come and go: ways to L2 and back that the eight would wait for. (4096 x 32768 floats on
 /// one H100, fraction of a copy, eight warps that do it all 0.75, with one beside them that does the rest but
-/// copy 0.75, with boxes 0.86, with three 0.87, and of 16384 columns 0.58 and 0.75.)
+/// copy 0.75, with boxes 0.86, with three 0.87, and of 16384 columns 0.58 and 0.75.) Where columns begin
+/// anywhere, more warps store what no box could.
 ///
 /// Blocks wait for each other: the launch is cooperative, so that all are there, and a block that cannot
 /// write yet goes on with what it has to tell others, in whatever order that comes.
