@@ -173,6 +173,7 @@ TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
   expect(0.0f, 256, 100001, "block_per_wide_tile");
   expect(0.0f, 300, 40001, "block_per_sliced_tile");
   expect(0.0f, 400, 40001, several);
+  expect(0.0f, 400, 100001, sliced);
   expect(0.0f, 300, 40000, "block_per_sliced_tile");
   expect(0.0f, 600, 40000, sliced);
   expect(bhalf_t(0.0f), 1000, 40000, sliced);
@@ -194,6 +195,19 @@ void check_bits() {
     check_bits_of_first_row<T, Exec>({columns}, ks::transform(Ripple{}) | ks::causal(columns / 2));
   for (const std::int64_t columns : {5, 16, 100, 160, 256})
     check_bits_of_wide_tiles<T, Exec>({columns}, ks::transform(Ripple{}) | ks::causal(columns / 2));
+}
+// So many rows that begin anywhere that every fourth column comes in its boxes.
+TEST(CudaTransformedTiles, BoxesAnywhere) {
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
+  for (const std::int64_t columns : {320, 1000, 4097}) {
+    const std::int64_t rows = 56 * ((129 << 20) / (4 * 56 * columns) + 1) + 57;
+    const auto with_ripple = [columns](std::int64_t, std::int64_t, const auto& use) {
+      use(ks::transform(Ripple{}) | ks::causal(columns / 2));
+    };
+    for (const std::int64_t distance : {rows | 1, (rows | 3) + 3})
+      check_bits_of_many_rows<float, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns, distance,
+                                           {{0, 0}, {1, 3}, {6, 0}}, with_ripple);
+  }
 }
 TEST(CudaTransformedTiles, SameBitsOfFloat) {
   check_bits<float>();

@@ -355,6 +355,16 @@ struct MoverOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
 
   __device__ void barrier() const { barrier_sync(1 + Base::side, Block::threads); }
   __device__ bool all(bool holds) const { return barrier_all(1 + Base::side, Block::threads, holds); }
+  /// What a slot has of a column of this thread, at a place among its side's rows.
+  __device__ auto& in_slot(int slot, int k, int at) const {
+    if constexpr (Base::anywhere) {
+      constexpr int boxes = Base::Sides::boxes_of_slice, of_box = Block::columns_of_thread / boxes;
+      return block.held[slot][k % boxes][slot_of_thread * of_box + k / boxes]
+                       [call.boxes.first_row[k % boxes] + Base::side * rows + at];
+    } else {
+      return block.held[slot][slot_of_thread][k][Base::side][at];
+    }
+  }
   /// This thread's first column in a slice.
   __device__ index_type first_column(const SliceOfTile& of) const {
     return static_cast<index_type>(of.slice) * columns_of_tile<Problem> +
@@ -438,15 +448,7 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
     return Mover::template place_in_slot<Place>(slot, lane * rows_of_lane);
   }
   /// Of a column of this thread.
-  __device__ Held& held(int slot, int k) const {
-    if constexpr (Mover::anywhere) {
-      constexpr int boxes = Mover::Sides::boxes_of_slice;
-      return block.held[slot][k % boxes][slot_of_thread * (columns / boxes) + k / boxes]
-                       [call.boxes.first_row[k % boxes] + side * Block::lanes + lane];
-    } else {
-      return block.held[slot][slot_of_thread][k][side][lane];
-    }
-  }
+  __device__ Held& held(int slot, int k) const { return this->in_slot(slot, k, lane); }
 
   __device__ void fetch(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
     if (thread == 0) this->comes(slot, slice, to_join);
@@ -599,9 +601,7 @@ struct WorkOnTransformedTiles : MoverOfTiles<come, rows_of_lane, Problem> {
   __device__ Place place_in_slot(int slot, int v) const {
     return Mover::template place_in_slot<Place>(slot, row(v));
   }
-  __device__ Raw& held(int slot, int k, int v) const {
-    return block.held[slot][slot_of_thread][k][side][row(v)];
-  }
+  __device__ Raw& held(int slot, int k, int v) const { return this->in_slot(slot, k, row(v)); }
 
   __device__ void fetch(int slot, const SliceOfTile& slice, RingCursor& to_join) const {
     if (thread == 0) this->comes(slot, slice, to_join);
@@ -1372,16 +1372,20 @@ struct GridPipelinedTiles {
   /// Whether these are of every fourth column: of columns that begin anywhere, from memory, but not in place,
   /// where a tile's first rows would be outputs of the tile before. (One H200, fraction of a copy of 1 GiB of
   /// floats, so and by the better one of the other kernels: 270 columns 0.53 and 0.56, 285 0.54 both, 300
-  /// 0.57 and 0.53, 400 0.645 and 0.58, 512 0.74 and 0.65, 600 0.63 and 0.57, 1000 0.71 and 0.60, 2048 0.70
-  /// and 0.59, 4096 0.665 and 0.56, 8191 0.66 and 0.58, 16385 0.62 and 0.59, 20481 0.605 and 0.595, 24577
-  /// 0.59 and 0.60; 20 MB of 1000 columns 0.505 and 0.64, 80 MB 0.62 and 0.61, 72 MB of 300 columns 0.53 and
-  /// 0.61.)
+  /// 0.575 and 0.53, 400 0.70 and 0.58, 512 0.745 and 0.65, 600 0.66 and 0.57, 1000 0.73 and 0.60, 2048 0.70
+  /// and 0.59, 4096 0.67 and 0.56, 8191 0.66 and 0.58, 16385 0.62 and 0.59, 20481 0.605 and 0.595, 24577 0.59
+  /// and 0.60; 20 MB of 1000 columns 0.505 and 0.64, 80 MB 0.62 and 0.61, 72 MB of 300 columns 0.53 and 0.61.
+  /// With a factor 300 columns 0.54 and 0.50, 400 0.67 and 0.52, 1000 0.70 and 0.55, 4096 0.65 and 0.56, 8191
+  /// 0.64 and 0.57, 16385 0.59 and 0.58, GELU 300 0.49 and 0.54, 400 0.60 and 0.485, 1000 0.63 and 0.52, 4096
+  /// 0.58 and 0.545, 8191 0.57 and 0.545, 16385 0.53 and 0.55.)
   template <class Problem>
   static bool come_as_boxes_anywhere([[maybe_unused]] const Problem& problem) {
     if constexpr (!may_have_boxes_anywhere<Problem>) {
       return false;
     } else {
-      constexpr index_type fewest_columns = 288, most_slices = 80, fewest_bytes = 128 << 20;
+      constexpr bool has_transform = has_transform_v<Problem>;
+      constexpr index_type fewest_columns = has_transform ? 320 : 288, most_slices = has_transform ? 32 : 80,
+                           fewest_bytes = 128 << 20;
       const RowGeometry& g = problem.geometry;
       const bool in_place = static_cast<const void*>(problem.x) == static_cast<const void*>(problem.y);
       return problem.operation != Operation::logsumexp && g.rank == 1 && g.x_stride[0] == 1 &&
@@ -1414,11 +1418,14 @@ struct GridPipelinedTiles {
       return sizeof(In) == 4;
     }
   }();
-  /// (With a transform there would be one more kernel for each.)
+  /// (Operands are read by threads: a temperature, a mask and a bias as large as x and one for all rows of
+  /// 1000 columns that begin anywhere 0.55, 0.52, 0.55 and 0.53 so, 0.50, 0.505, 0.565 and 0.50 by others.)
   template <class Problem>
   static constexpr bool may_have_boxes_anywhere =
-      std::is_same_v<typename Problem::In, float>&& std::is_same_v<typename Problem::Out, float> &&
-      !has_transform_v<Problem>;
+      sizeof(typename Problem::In) == 4 &&
+      sizeof(typename Problem::Out) == 4 && operands_of<typename Problem::Transform> == 0 &&
+      !is_known_at_run_time<typename Problem::Transform> &&
+      sizeof(TilesCall<TilesCome::by_boxes_anywhere, Problem>) <= 4096;  // what drivers before R530 take
   /// Of the kernel whose blocks need most.
   template <class Problem>
   static constexpr int most_rows_of_lane = takes_pairs<Problem> || transforms_pairs<Problem> ? 2 : 1;
