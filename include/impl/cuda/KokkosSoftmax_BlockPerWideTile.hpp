@@ -55,10 +55,6 @@ struct WideTileRows {
   int rows_before;       ///< in vectors: the first tile begins so many before the first row
 };
 
-/// Rows that a sector of memory has of a column of y.
-template <class Problem>
-inline constexpr int rows_of_sector = 32 / static_cast<int>(sizeof(typename Problem::Out));
-
 /// What the threads of a block tell each other of the rows of a tile.
 template <class Problem>
 struct SharedWideTile : TalliesOfRows {
@@ -328,7 +324,7 @@ struct RowsOfThread {
   /// rows of their group; or, where the next group has some rows again, nothing else: of each column as many
   /// rows as the group has beside these, from the first whole sector on.
   __device__ void store_sectors() const {
-    constexpr unsigned sector = 32, size = sizeof(Out);
+    constexpr unsigned sector = bytes_of_sector, size = sizeof(Out);
     const auto lanes = static_cast<int>(blockDim.x);
     const int in_group = lane % together;
     const unsigned group =
@@ -595,9 +591,8 @@ struct BlockPerWideTile {
                    is_short = !has_transform || std::is_same_v<Transform, BoundScale>;
     constexpr index_type fewest_columns = has_transform ? 129 : 16, most_columns = is_short ? 256 : 192;
     const index_type columns = problem.geometry.columns;
-    const bool in_place = static_cast<const void*>(problem.x) == static_cast<const void*>(problem.y);
     return may_have_rows_again<16, Problem> && columns >= fewest_columns && columns <= most_columns &&
-           problem.operation != Operation::logsumexp && !in_place;
+           problem.operation != Operation::logsumexp && !is_in_place(problem);
   }
   /// With a transform, where there are few lanes, for many columns.
   template <int together, class Problem>

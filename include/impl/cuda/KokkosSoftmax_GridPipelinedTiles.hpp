@@ -62,9 +62,7 @@ struct SidesOfTileBlock {
   /// than a tile has are stored, from where a sector of memory begins in it, so that none is written in part.
   /// (One H200, 1000 columns of floats, fraction of a copy: 0.73, by cluster_per_tile, whose blocks write the
   /// first and the last sector of 64 rows in part, 0.605.)
-  static constexpr int bytes_of_sector = 32,
-                       rows_again =
-                           anywhere ? bytes_of_sector / static_cast<int>(sizeof(typename Problem::Out)) : 0;
+  static constexpr int rows_again = anywhere ? rows_of_sector<Problem> : 0;
   /// Of a box, before the tile's: it begins on a boundary of 16 bytes.
   static constexpr int bytes_of_boundary = 16,
                        rows_before =
@@ -424,7 +422,6 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
   using Mover::reduces;
   using Mover::rows;
   using Mover::shared;
-  using Mover::side;
   using Mover::slot_of_thread;
   using Mover::softmax;
   using Mover::tag;
@@ -574,7 +571,6 @@ struct WorkOnTransformedTiles : MoverOfTiles<come, rows_of_lane, Problem> {
   using Mover::reduces;
   using Mover::rows;
   using Mover::shared;
-  using Mover::side;
   using Mover::slot_of_thread;
   using Mover::softmax;
   using Mover::tag;
@@ -618,7 +614,7 @@ struct WorkOnTransformedTiles : MoverOfTiles<come, rows_of_lane, Problem> {
       copy(std::integral_constant<int, sizeof(Raw)>(), place(slice, 0), &held(slot, 0, 0));
     } else if (call.pairs) {
       copy(std::integral_constant<int, 4>(), Mover::template place<Place>(slice, 2 * lane),
-           &block.held[slot][slot_of_thread][0][side][2 * lane]);
+           &this->in_slot(slot, 0, 2 * lane));
     } else {
 #pragma unroll 1
       for (int v = 0; v < rows_of_lane; ++v) {
@@ -1002,7 +998,7 @@ struct StorerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   /// Rows before the first sector that begins behind an address.
   __device__ static int rows_before(const Out* at) {
     const auto address = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(at));
-    return static_cast<int>((0u - address) % Sides::bytes_of_sector / sizeof(Out));
+    return static_cast<int>((0u - address) % bytes_of_sector / sizeof(Out));
   }
 
   __device__ void store(int slot) const {
@@ -1387,9 +1383,8 @@ struct GridPipelinedTiles {
       constexpr index_type fewest_columns = has_transform ? 320 : 288, most_slices = has_transform ? 32 : 80,
                            fewest_bytes = 128 << 20;
       const RowGeometry& g = problem.geometry;
-      const bool in_place = static_cast<const void*>(problem.x) == static_cast<const void*>(problem.y);
       return problem.operation != Operation::logsumexp && g.rank == 1 && g.x_stride[0] == 1 &&
-             g.y_stride[0] == 1 && !columns_begin_at(problem, 16) && !in_place &&
+             g.y_stride[0] == 1 && !columns_begin_at(problem, 16) && !is_in_place(problem) &&
              g.columns >= fewest_columns && slices_of_tiles(problem) <= most_slices &&
              g.rows * g.columns * index_type(sizeof(typename Problem::In)) > fewest_bytes;
     }
@@ -1431,7 +1426,8 @@ struct GridPipelinedTiles {
   static constexpr int most_rows_of_lane = takes_pairs<Problem> || transforms_pairs<Problem> ? 2 : 1;
 
   /// For tiles of one or two sides, with one or two rows a lane; by boxes there are at most an eighth more
-  /// (find_boxes), and one for rows_before_boundary.
+  /// (find_boxes), anywhere a seventh (rows_again of what is from tile to tile), and one for
+  /// rows_before_boundary.
   template <class Problem>
   static index_type words(const Problem& problem) {
     constexpr int rows = 4 * TileBlock<Problem>::lanes;

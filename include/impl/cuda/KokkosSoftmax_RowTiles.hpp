@@ -134,6 +134,17 @@ bool columns_begin_at(const Problem& problem, index_type bytes) {
          (problem.operation == Operation::logsumexp || begin(problem.y, problem.geometry.y_column_stride));
 }
 
+/// Memory that is written in part of a sector is written slowly. Rows that one has of a column of y.
+inline constexpr int bytes_of_sector = 32;
+template <class Problem>
+inline constexpr int rows_of_sector = bytes_of_sector / static_cast<int>(sizeof(typename Problem::Out));
+
+/// Whether outputs take the place of logits.
+template <class Problem>
+bool is_in_place(const Problem& problem) {
+  return static_cast<const void*>(problem.x) == static_cast<const void*>(problem.y);
+}
+
 /// How many rows before the first one lie on a boundary of 256 bytes in every column of y: where pieces of
 /// columns begin that are written fastest (see SidesOfTileBlock). 0 where they do not lie so; nor are rows of
 /// several dimensions looked at.

@@ -209,7 +209,7 @@ template <class Problem>
 struct TwoPassWriters {
   using Out = typename Problem::Out;
   static constexpr int lanes = 32, rows_of_lane = is_16_bit_v<Out> ? 2 : 1, rows = lanes * rows_of_lane;
-  static constexpr int sector = 32 / static_cast<int>(sizeof(Out)), slots = sector, threads = lanes * slots;
+  static constexpr int sector = rows_of_sector<Problem>, slots = sector, threads = lanes * slots;
   static constexpr int columns = columns_of_tile<Problem> / slots;                            ///< of a thread
   static constexpr int blocks = (sizeof(typename Problem::Acc) == 8 ? 512 : 1024) / threads;  ///< at least
 
@@ -621,9 +621,11 @@ struct TwoPassTiles {
     constexpr bool reads_x_alone = operands_of<typename Problem::Transform> == 0;
     constexpr index_type many_slices = writes_pairs<Problem> ? 96 : is_16_bit ? 192 : 176;
     if (by_boxes && columns_begin_at(problem, 32)) {
+      // (The device is asked last: that takes a lock.)
       const bool read_twice =
-          is_16_bit ? !keeps_exponentials : reads_x_alone && has_fast_memory(exec.cuda_device());
-      return read_twice && slices > many_slices ? "" : boxes_are_faster;
+          slices > many_slices &&
+          (is_16_bit ? !keeps_exponentials : reads_x_alone && has_fast_memory(exec.cuda_device()));
+      return read_twice ? "" : boxes_are_faster;
     }
     // (One H200, in wide boxes and by this kernel: float 8192 columns 0.68 and 0.58, 16384 0.64 and 0.60,
     // bfloat16 4000 0.60 and 0.555, 8192 0.55 and 0.575.)
