@@ -34,10 +34,10 @@ KOKKOS_FORCEINLINE_FUNCTION float exp_by_polynomial(float x) {
   return x > 88.0f ? infinity_v<float> : result;
 }
 
-/// The polynomial for doubles: (exp(r) - 1 - r) / r^2.
-KOKKOS_FORCEINLINE_FUNCTION double exp_quotient(double r) {
-  double p = 2.5100424157005066788e-8;
-  p = p * r + 2.7620138719733995569e-7;
+/// The polynomial for doubles: (exp(r) - 1 - r) / r^2. Of a double, or of several.
+template <class Doubles>
+KOKKOS_FORCEINLINE_FUNCTION Doubles exp_quotient(const Doubles& r) {
+  Doubles p = r * 2.5100424157005066788e-8 + 2.7620138719733995569e-7;
   p = p * r + 2.7557268378684192873e-6;
   p = p * r + 2.4801521190217727651e-5;
   p = p * r + 1.9841269863105968749e-4;

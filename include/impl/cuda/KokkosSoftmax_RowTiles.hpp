@@ -434,10 +434,18 @@ struct PartOfTile {
 
   /// The maximum of the columns, of each row.
   __device__ Held top() const {
-    Held top = held[0];
+    return largest<columns>([&](int k) { return held[k]; });
+  }
+  /// Of so many. (Doubles in four chains: a comparison of them takes long.)
+  template <int count, class Get>
+  __device__ __forceinline__ static Held largest(const Get& get) {
+    constexpr int chains = sizeof(Acc) == 8 && count >= 4 ? 4 : 1;
+    Held top[chains];
 #pragma unroll
-    for (int k = 1; k < columns; ++k) top = larger(top, held[k]);
-    return top;
+    for (int k = 0; k < count; ++k) top[k % chains] = k < chains ? get(k) : larger(top[k % chains], get(k));
+#pragma unroll
+    for (int i = 1; i < chains; ++i) top[0] = larger(top[0], top[i]);
+    return top[0];
   }
   __device__ static Held larger(Held a, Held b) {
     if constexpr (pairs) {
@@ -475,7 +483,7 @@ struct PartOfTile {
       // (Whether the maximum is subtracted first is asked once: instructions are what 16 bits wait for.)
       if (!exponential.subtracts_first()) return sum_by(exponential, row, softmax);
       return sum_by([&](Acc value) { return exponential.uncorrected(value); }, row, softmax);
-    } else if constexpr (Part::packed) {
+    } else if constexpr (Part::packed || sizeof(Acc) == 8) {
       return sum_by(exponential, row, softmax);
     } else {
       return sum_by([&](Acc value) { return exponential.uncorrected(value); }, row, softmax);
@@ -582,11 +590,18 @@ struct PartOfTile {
     for (int k = 0; k < columns; k += few) {
       Acc e[few];
 #pragma unroll
-      for (int j = 0; j < few; ++j) {
-        e[j] = exponential(value(k + j, row));
-        if constexpr (Result::keeps_exponentials) {
-          // (Where there is a transform, whoever stores them rounds them.)
-          if (softmax) held[k + j] = e[j];
+      for (int j = 0; j < few; ++j) e[j] = value(k + j, row);
+      if constexpr (sizeof(Acc) == 8) {
+        exponential.replace(e);
+      } else {
+#pragma unroll
+        for (Acc& of_value : e) of_value = exponential(of_value);
+      }
+      if constexpr (Result::keeps_exponentials) {
+        // (Where there is a transform, whoever stores them rounds them.)
+        if (softmax) {
+#pragma unroll
+          for (int j = 0; j < few; ++j) held[k + j] = e[j];
         }
       }
 #pragma unroll
