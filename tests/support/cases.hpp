@@ -48,10 +48,13 @@ template <class T>
 struct AddIfDifferent {
   const T *a, *b;
   KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& different) const {
-    different += !have_same_bits(a[i], b[i]);
+    bool same = have_same_bits(a[i], b[i]);
+    // (Which NaN it is may depend on the place, of doubles.)
+    if constexpr (sizeof(T) == 8) same = same || (a[i] != a[i] && b[i] != b[i]);
+    different += !same;
   }
 };
-// How many of so many elements in an instance's memory have other bits.
+// How many of so many elements in an instance's memory have other bits; a NaN of double is any other.
 template <class Exec, class T>
 std::int64_t count_different(const Exec& exec, const T* a, const T* b, std::int64_t count) {
   std::int64_t different = -1;

@@ -224,6 +224,25 @@ TEST(CudaPackedTiles, WideBoxes) {
     });
   }
 }
+// So many rows that begin anywhere that every eighth column comes in its boxes.
+TEST(CudaPackedTiles, BoxesAnywhere) {
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
+  for (const std::int64_t columns : {385, 1000}) {
+    const std::int64_t rows = 112 * ((129 << 20) / (2 * 112 * columns) + 1) + 113;
+    for (const std::int64_t distance : {rows | 1, (rows | 3) + 3}) {
+      for (const double factor : {0.7, -0.5}) {
+        check_bits_of_many_rows<bhalf_t, Exec>(
+            "grid_pipelined_tiles", "two_pass_tiles", rows, columns, distance, {{0, 0}, {1, 3}, {6, 1}},
+            [&](std::int64_t, std::int64_t, const auto& use) { use(ks::scale(factor)); });
+      }
+      check_bits_of_many_rows<bhalf_t, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns,
+                                             distance, {{0, 0}, {5, 2}},
+                                             [&](std::int64_t, std::int64_t, const auto& use) {
+                                               use(ks::scale(0.7) | ks::causal(columns / 2));
+                                             });
+    }
+  }
+}
 TEST(CudaPackedTiles, SameBitsOfSlicedTiles) {
   for (const std::int64_t columns : {257, 512}) {
     check_bits<bhalf_t>("block_per_sliced_tile", "two_pass_tiles", columns);

@@ -6,6 +6,7 @@
 // ring, copied as boxes of tensors where these lie on boundaries, else by threads, and slices that are read
 // twice.
 #include <cmath>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -71,14 +72,14 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
     expect_implementation<half_t>(16384, rows, sliced, of_sums);
     expect_implementation<float>(65537, rows, twice);
     expect_implementation<double>(128, rows, "block_per_tile");
-    expect_implementation<double>(129, rows, in_block);
     // (256 rows begin on boundaries of 32 bytes, which boxes are for.)
     const bool by_boxes = rows == 256 && has_clusters<Exec>();
+    expect_implementation<double>(129, rows, by_boxes ? sliced : in_block, in_block);
     expect_implementation<double>(256, rows, in_block);
     expect_implementation<double>(512, rows, by_boxes ? sliced : in_block, twice);
-    for (const std::int64_t columns : {513, 3584})
+    for (const std::int64_t columns : {513, 16384})
       expect_implementation<double>(columns, rows, by_boxes ? sliced : twice, twice);
-    for (const std::int64_t columns : {3585, 40000}) expect_implementation<double>(columns, rows, twice);
+    for (const std::int64_t columns : {16385, 40000}) expect_implementation<double>(columns, rows, twice);
   }
   expect_implementation<float>(5, many_rows(), "block_per_wide_tile");
   expect_implementation<bhalf_t>(5, many_rows() + 1, "block_per_wide_tile");
@@ -107,6 +108,17 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
     expect_implementation<half_t>(500, 100000, sliced);
     expect_implementation<half_t>(600, 100001, twice);
     expect_implementation<half_t>(600, 100002, twice);
+    expect_implementation<half_t>(384, 200001, in_block, twice);
+    expect_implementation<half_t>(385, 200001, sliced, twice);
+    expect_implementation<bhalf_t>(2560, 30001, sliced, twice);
+    expect_implementation<bhalf_t>(2561, 30001, twice);
+    // Of doubles every other one.
+    expect_implementation<double>(256, 30001, in_block);
+    expect_implementation<double>(300, 30001, sliced, twice);
+    expect_implementation<double>(300, 20001, in_block, twice);
+    expect_implementation<double>(600, 20002, sliced, twice);
+    expect_implementation<double>(2560, 5001, sliced, twice);
+    expect_implementation<double>(2561, 5001, twice);
     // Wide boxes write whole sectors but for their edges.
     expect_implementation<float>(300, 100004, in_block);
     expect_implementation<float>(400, 100004, sliced, in_block);
@@ -495,6 +507,66 @@ TEST(CudaTiles, BoxesAnywhere) {
                                              distance, {{0, 0}, {1, 3}, {6, 0}});
     }
   }
+}
+
+// Of doubles every other one, of 16 bits every eighth.
+TEST(CudaTiles, DoublesInBoxesAnywhere) {
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
+  for (const std::int64_t columns : {257, 300, 511, 513, 1000, 2560}) {
+    constexpr std::int64_t bytes = 49 << 20;
+    const std::int64_t tiles = bytes / (8 * 60 * columns) + 1;
+    for (const std::int64_t rows : {60 * tiles + 1, 60 * tiles + 3, 60 * tiles + 4, 60 * tiles + 63}) {
+      for (const std::int64_t distance : {rows | 1, (rows | 3) + 3})
+        check_bits_of_many_rows<double, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns,
+                                              distance, {{0, 0}, {1, 3}, {2, 0}});
+    }
+  }
+}
+
+template <class T>
+void check_16_bits_in_boxes_anywhere(const std::vector<std::int64_t>& lengths) {
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
+  for (const std::int64_t columns : lengths) {
+    constexpr std::int64_t bytes = 129 << 20;
+    const std::int64_t tiles = bytes / (2 * 112 * columns) + 1;
+    for (const std::int64_t rows : {112 * tiles + 1, 112 * tiles + 15, 112 * tiles + 16, 112 * tiles + 127}) {
+      for (const std::int64_t distance : {rows | 1, (rows | 3) + 3})
+        check_bits_of_many_rows<T, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns, distance,
+                                         {{0, 0}, {1, 3}, {6, 1}});
+    }
+  }
+}
+TEST(CudaTiles, Bfloat16InBoxesAnywhere) {
+  check_16_bits_in_boxes_anywhere<bhalf_t>({385, 511, 513, 1000, 2560});
+}
+TEST(CudaTiles, HalfInBoxesAnywhere) {
+  check_16_bits_in_boxes_anywhere<half_t>({400, 1025});
+}
+
+// Wherever columns begin, how far ever they are apart, and whatever kernel has which of the rows.
+template <class T>
+void check_random_places(unsigned cases) {
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
+  std::mt19937 generator(1);
+  const auto below = [&](std::int64_t end) { return static_cast<std::int64_t>(generator() % end); };
+  for (unsigned i = 0; i < cases; ++i) {
+    constexpr std::int64_t most = 64 << 20;
+    const std::int64_t columns = 257 + below(i % 3 == 0 ? 9000 : 1500),
+                       most_rows = most / (static_cast<std::int64_t>(sizeof(T)) * columns),
+                       rows = 1 + below(i % 2 == 0 ? most_rows : 200), distance = rows + below(9);
+    check_bits_of_many_rows<T, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns,
+                                     i % 4 == 3 ? (distance + 15) / 16 * 16 : distance,
+                                     {{below(9), below(9)}});
+  }
+}
+TEST(CudaTiles, RandomPlacesOfFloat) {
+  check_random_places<float>(60);
+}
+TEST(CudaTiles, RandomPlacesOfDouble) {
+  check_random_places<double>(60);
+}
+TEST(CudaTiles, RandomPlacesOfBfloat16) {
+  check_random_places<bhalf_t>(60);
 }
 
 // In place a tile's rows are no outputs of its neighbours'.

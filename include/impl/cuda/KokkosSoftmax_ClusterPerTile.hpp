@@ -167,7 +167,7 @@ struct ClusterPerTile {
     if (slices == least_slices && (g.rank > 1 || g.columns <= few_columns))
       return "a block can have all slices of a row";
     if (GridPipelinedTiles::come_as_boxes_anywhere(problem))
-      return "boxes of every fourth column are copied faster";
+      return "boxes of columns in turn are copied faster";
     // (One H200, this kernel and two_pass_tiles, columns that begin anywhere: bfloat16 512 0.515 and 0.505,
     // 600 0.40 and 0.425, 1000 0.465 and 0.515, 2000 0.45 and 0.52; on boundaries of pairs 0.57 and 0.50,
     // 0.45 and 0.46, 0.50 and 0.52, 0.50 and 0.53.)

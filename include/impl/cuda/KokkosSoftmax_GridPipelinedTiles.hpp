@@ -7,11 +7,11 @@
 /// in order, those of a tile one after the other, into a ring of slots in shared memory. A slice that has
 /// come is reduced, and its rows' (max, sum) told to the other blocks through L2; the block that has a tile's
 /// last slice joins them all and tells the result; a slice is written when that is known, and meanwhile the
-/// next ones come. Eight warps reduce slices and form outputs; beside them one asks for results, one joins,
-/// and one has boxes come and go: ways to L2 and back that the eight would wait for. (4096 x 32768 floats on
-/// one H100, fraction of a copy, eight warps that do it all 0.75, with one beside them that does the rest but
-/// copy 0.75, with boxes 0.86, with three 0.87, and of 16384 columns 0.58 and 0.75.) Where columns begin
-/// anywhere, more warps store what no box could.
+/// next ones come. Eight warps reduce slices and form outputs; beside them one asks for results, one or two
+/// join, and one has boxes come and go: ways to L2 and back that the eight would wait for. (4096 x 32768
+/// floats on one H100, fraction of a copy, eight warps that do it all 0.75, with one beside them that does
+/// the rest but copy 0.75, with boxes 0.86, with three 0.87, and of 16384 columns 0.58 and 0.75.) Where
+/// columns begin anywhere, more warps store what no box could.
 ///
 /// Blocks wait for each other: the launch is cooperative, so that all are there, and a block that cannot
 /// write yet goes on with what it has to tell others, in whatever order that comes.
@@ -36,8 +36,9 @@ struct TileBlock {
 };
 
 /// How slices come and go. Boxes are twice as wide where a block has two sides, with half the rows each.
-/// Columns that begin anywhere come as such boxes of every fourth column, for these are as far apart as the
-/// copy engine asks for, and are stored by threads.
+/// Columns that begin anywhere come as such boxes of every fourth column, of doubles of every other one, of
+/// 16 bits of every eighth, for these are as far apart as the copy engine asks for, and are stored by
+/// threads.
 enum class TilesCome { by_threads, by_boxes, by_wide_boxes, by_boxes_anywhere };
 
 /// A block. Memory that is written in pieces of 256 bytes on boundaries of as many takes more of them than in
@@ -50,11 +51,18 @@ struct SidesOfTileBlock {
   static constexpr bool boxes = come != TilesCome::by_threads,
                         anywhere = come == TilesCome::by_boxes_anywhere;
   static constexpr int sides = come == TilesCome::by_wide_boxes || anywhere ? 2 : 1;
-  static constexpr int boxes_of_slice = anywhere ? 4 : 1,
+  static constexpr int bytes_of_boundary = 16;  ///< of what the copy engine reads
+  static constexpr int boxes_of_slice =
+                           anywhere ? bytes_of_boundary / static_cast<int>(sizeof(typename Problem::In)) : 1,
                        columns_of_box = columns_of_tile<Problem> / boxes_of_slice;
-  /// With those that ask and join, the one that copies, and those that store, a box each.
-  static constexpr int warps_of_side = TileBlock<Problem>::threads / 32 + 2,
-                       storing_warps = anywhere ? boxes_of_slice : 0,
+  /// With those that ask and join, the one that copies, and those that store, half a box, one or two each.
+  /// (Two that join cost no registers where there are boxes. One H200, fractions of a copy, one and two:
+  /// double 3000 columns 0.63 and 0.70, 4096 0.60 and 0.69, 16384 0.53 and 0.62, bfloat16 3000 0.627 and
+  /// 0.669, 8192 0.685 and 0.696, 16384 0.672 and 0.697; but float, each for half of a tile's 32 rows, 1000
+  /// 0.866 and 0.855, 4096 0.814 and 0.806.)
+  static constexpr int joining_warps = boxes && sizeof(typename Problem::In) != 4 ? 2 : 1,
+                       warps_of_side = TileBlock<Problem>::threads / 32 + 1 + joining_warps,
+                       storing_warps = anywhere ? 4 : 0,
                        warps = sides * warps_of_side + (boxes ? 1 : 0) + storing_warps, threads = warps * 32;
   static constexpr int blocks_a_multiprocessor = 2 / sides;
 
@@ -63,10 +71,8 @@ struct SidesOfTileBlock {
   /// (One H200, 1000 columns of floats, fraction of a copy: 0.73, by cluster_per_tile, whose blocks write the
   /// first and the last sector of 64 rows in part, 0.605.)
   static constexpr int rows_again = anywhere ? rows_of_sector<Problem> : 0;
-  /// Of a box, before the tile's: it begins on a boundary of 16 bytes.
-  static constexpr int bytes_of_boundary = 16,
-                       rows_before =
-                           anywhere ? bytes_of_boundary / static_cast<int>(sizeof(typename Problem::In)) : 0;
+  /// Of a box, before the tile's: it begins on a boundary.
+  static constexpr int rows_before = anywhere ? boxes_of_slice : 0;
 };
 
 struct SliceOfTile {
@@ -77,9 +83,6 @@ struct SliceOfTile {
 /// of all these then by the block that has the row's last one. (16384 columns on one H200, fraction of a
 /// copy, all joined by one and so: float 0.69 and 0.75, bfloat16 0.49 and 0.64.)
 inline constexpr unsigned tile_slices_joined = 16;
-/// Slices of a tile at most that those who ask for its results join themselves, each for its block: the way
-/// through L2 is half as long.
-inline constexpr unsigned most_slices_of_askers = 8;
 
 /// How the copy engine takes slices: as boxes of tensors of the rows that are neighbours, the columns, and
 /// two more dimensions of rows.
@@ -94,11 +97,12 @@ struct TileBoxes {
   unsigned extent;          ///< of the next dimension
 };
 
-/// The same of every fourth column of x, from each of the first four on.
+/// The same of columns of x in turn, from each of the first ones on.
 template <>
 struct TileBoxes<TilesCome::by_boxes_anywhere> {
-  CUtensorMap every_fourth[4];
-  int first_row[4];  ///< behind the boundaries that these begin on
+  static constexpr int most = 8;
+  CUtensorMap in_turn[most];
+  int first_row[most];  ///< behind the boundaries that these begin on
   unsigned tiles_of_inner, extent;
 };
 
@@ -112,6 +116,7 @@ struct TilesCall {
   TileBoxes<come> boxes;
   bool pairs;        ///< rows_come_in_pairs
   bool askers_join;  ///< see AskerOfTiles
+  bool draws_early;  ///< see CopierOfTiles
 
   __device__ SliceOfTile slice(unsigned ticket) const {
     const unsigned tile = ticket / slices;
@@ -188,7 +193,7 @@ struct SharedTileBlock {
   using Sides = SidesOfTileBlock<come, Problem>;
   static constexpr int sides = Sides::sides, slots = Side::slots;
   static constexpr int rows_of_box = Sides::rows_before + sides * Side::rows;
-  /// Of boxes of every fourth column, the boxes one behind the other.
+  /// Of boxes of columns in turn, the boxes one behind the other.
   using Slot =
       std::conditional_t<Sides::anywhere,
                          typename Problem::In[Sides::boxes_of_slice][Sides::columns_of_box][rows_of_box],
@@ -247,23 +252,90 @@ struct TilesOfBlock {
     return call.workspace.template partials<Acc>() +
            ((static_cast<index_type>(tile) * sides + side) * (call.slices + joins() + 1) + word) * rows;
   }
-  /// Asks for the words of some slices of a row, `words` being the first one's. Whether all are there.
-  template <unsigned most>
-  __device__ bool load_words(const Words* words, unsigned count, Words (&of)[most]) const {
-#pragma unroll
-    for (unsigned i = 0; i < most; ++i) {
-      if (i < count) of[i] = Words::load(words + i * rows);
+  /// Joins what slices of a tile have told of rows from `first_row` on, one or two lanes of a warp for each,
+  /// `words` being the first slice's. Waits for them. use(row, result) by one of the lanes. (A lane's rows
+  /// one after the other: by turns they would have to wait once for the last slices of both, but bfloat16
+  /// 2048 columns have 0.70 of a copy for 0.73, double 4096 0.55 for 0.60; both at once take too many
+  /// registers.)
+  template <int lanes_of_row, bool asks_for_all, class Use>
+  __device__ __forceinline__ void join_rows(const Words* words, unsigned count, int first_row,
+                                            const Use& use) const {
+    constexpr int rows_of_warp = 32 / lanes_of_row;
+    constexpr unsigned of_lane = slices_joined_at_once / lanes_of_row;
+    const int lane = static_cast<int>(threadIdx.x) % 32, which = lane / rows_of_warp,
+              row = first_row + lane % rows_of_warp;
+    auto have = PartialSoftmax<Acc>::none();
+#pragma unroll 1
+    for (unsigned first = 0; first < count; first += slices_joined_at_once) {
+      const unsigned mine = first + which * of_lane, left = mine < count ? count - mine : 0;
+      Words of[of_lane];
+      wait_for_words<asks_for_all>(words + mine * rows + row, left, of);
+      const auto partial = [&](unsigned i) { return i < left ? of[i].value() : PartialSoftmax<Acc>::none(); };
+      if constexpr (lanes_of_row == 1) {
+        join_slices<of_lane, of_lane>(have, partial);
+      } else {
+        join_in_turn<rows_of_warp, of_lane>(have, which, partial);
+      }
     }
-    bool all = true;
-#pragma unroll
-    for (unsigned i = 0; i < most; ++i) all = all && (i >= count || of[i].is_of(tag));
-    return all;
+    if (which == 0) use(row, have);
   }
-  /// Adds what these say.
-  template <unsigned most>
-  __device__ static void join_words(PartialSoftmax<Acc>& have, unsigned count, const Words (&of)[most]) {
-    join_slices<most, most>(
-        have, [&](unsigned i) { return i < count ? of[i].value() : PartialSoftmax<Acc>::none(); });
+  /// Asks for some words of a lane until all of its warp's are there, for all of them or for those that are
+  /// missing. (One H200, fractions of a copy, for all, for these by those who ask, and by those who join,
+  /// too: float 1000 columns 0.860, 0.865 and 0.866, that begin anywhere 0.729, 0.735 and 0.747, 1500 0.856,
+  /// 0.867 and 0.872, 4096 0.798, 0.810 and 0.800, bfloat16 1000 0.749 and 0.77, 4096 0.692, 0.702 and 0.687,
+  /// 8192 0.667, 0.682 and 0.655.)
+  template <bool for_all, unsigned most>
+  __device__ __forceinline__ void wait_for_words(const Words* words, unsigned count,
+                                                 Words (&of)[most]) const {
+    bool missing[most], any = true;
+#pragma unroll
+    for (unsigned i = 0; i < most; ++i) missing[i] = i < count;
+    while (__any_sync(0xffffffffu, any)) {
+#pragma unroll
+      for (unsigned i = 0; i < most; ++i) {
+        if (for_all ? i < count : missing[i]) of[i] = Words::load(words + i * rows);
+      }
+      any = false;
+#pragma unroll
+      for (unsigned i = 0; i < most; ++i) {
+        missing[i] = (for_all ? i < count : missing[i]) && !of[i].is_of(tag);
+        any = any || missing[i];
+      }
+    }
+  }
+  /// As join_slices, of slices that the lanes of a row, so many apart, have the first and the last of: for
+  /// all of doubles a lane would not have the registers.
+  template <int apart, unsigned of_lane, class PartialOf>
+  __device__ __forceinline__ static void join_in_turn(PartialSoftmax<Acc>& have, int which,
+                                                      const PartialOf& partial_of) {
+    PartialSoftmax<Acc> partial[of_lane];
+    Acc max = have.max;
+#pragma unroll
+    for (unsigned i = 0; i < of_lane; ++i) {
+      partial[i] = partial_of(i);
+      max = Kokkos::fmax(max, partial[i].max);
+    }
+    max = Kokkos::fmax(max, __shfl_xor_sync(0xffffffffu, max, apart));
+    have.sum.scale(exp_between_maxima(have.max - max));
+    have.max = max;
+    Acc scale[of_lane];
+#pragma unroll
+    for (unsigned i = 0; i < of_lane; ++i) scale[i] = partial[i].max - max;
+    if constexpr (sizeof(Acc) == 8) {
+      ExponentialBelow<Acc>(0).replace(scale);
+    } else {
+#pragma unroll
+      for (Acc& of_slice : scale) of_slice = exp_between_maxima(of_slice);
+    }
+#pragma unroll
+    for (unsigned i = 0; i < of_lane; ++i) partial[i].sum.scale(scale[i]);
+#pragma unroll
+    for (int turn = 0; turn < 2; ++turn) {
+      ExactSum<Acc> sum = have.sum;
+#pragma unroll
+      for (unsigned i = 0; i < of_lane; ++i) sum.join(partial[i].sum);
+      have.sum = sum.from_lane(turn * apart + static_cast<int>(threadIdx.x) % apart);
+    }
   }
   __device__ unsigned joins() const {
     return (call.slices + tile_slices_joined - 1) / tile_slices_joined;
@@ -466,20 +538,40 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
     }
     cp_async_commit_group();
   }
+  /// Two rows of 16 bits that begin anywhere lie so in their slot.
+  static constexpr bool parts_pairs = Mover::anywhere && rows_of_lane == 2;
+  __device__ Held loaded(int slot, int k) const {
+    if constexpr (parts_pairs) {
+      const auto* const first =
+          reinterpret_cast<const unsigned short*>(&this->in_slot(slot, k, lane * rows_of_lane));
+      return __byte_perm(first[0], first[1], 0x5410);
+    } else {
+      return held(slot, k);
+    }
+  }
+  __device__ void store(int slot, int k, Held value) const {
+    if constexpr (parts_pairs) {
+      auto* const first = reinterpret_cast<unsigned short*>(&this->in_slot(slot, k, lane * rows_of_lane));
+      first[0] = static_cast<unsigned short>(value);
+      first[1] = static_cast<unsigned short>(value >> 16);
+    } else {
+      held(slot, k) = value;
+    }
+  }
   __device__ void put(int slot, const Mine& mine) const {
 #pragma unroll
-    for (int k = 0; k < columns; ++k) held(slot, k) = mine.held[k];
+    for (int k = 0; k < columns; ++k) store(slot, k, mine.held[k]);
   }
   __device__ void get(int slot, Mine& mine) const {
 #pragma unroll
-    for (int k = 0; k < columns; ++k) mine.held[k] = held(slot, k);
+    for (int k = 0; k < columns; ++k) mine.held[k] = loaded(slot, k);
   }
   /// What has come.
   __device__ void take(int slot, Mine& mine) const {
     if constexpr (Shared::copies) {
       Raw raw[columns];
 #pragma unroll
-      for (int k = 0; k < columns; ++k) raw[k] = bits_as<Raw>(held(slot, k));
+      for (int k = 0; k < columns; ++k) raw[k] = bits_as<Raw>(loaded(slot, k));
       const int count = Mover::template columns_in_slot<Place>(slot, lane * rows_of_lane);
       if (count < columns) {
 #pragma unroll
@@ -503,6 +595,10 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
 
   /// Reduces a slice and tells of it.
   __device__ void reduce(int slot) const {
+    if constexpr (reduces_in_slot) {
+      reduce_in_slot(slot);
+      return;
+    }
     const SliceOfTile slice = block.slice[slot];
     Mine mine;
     take(slot, mine);
@@ -513,15 +609,55 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
     const SharedTile<rows_of_lane, Problem> of_tile(shared.sums, Block::lanes, Block::slots);
     of_tile.reduce(
         mine, softmax, lane, Block::lanes, slot_of_thread, Block::slots, max, [&] { barrier(); },
-        [&](int row, Acc top, const ShareSum<Acc>& sum) {
-          const PartialSoftmax<Acc> partial = Mine::Part::share(top, sum);
-          Words::publish(this->words(slice.tile, slice.slice) + row, partial, tag);
-          shared.maxima[slot][row] = partial.max;
-        });
+        [&](int row, Acc top, const ShareSum<Acc>& sum) { tell(slot, slice, row, top, sum); });
     if (thread == 0) mbarrier_arrive(&shared.told[slot]);
     if constexpr (Mine::Result::keeps_exponentials) {
       if (softmax) put(slot, mine);
     }
+  }
+  __device__ void tell(int slot, const SliceOfTile& slice, int row, Acc top, const ShareSum<Acc>& sum) const {
+    const PartialSoftmax<Acc> partial = Mine::Part::share(top, sum);
+    Words::publish(this->words(slice.tile, slice.slice) + row, partial, tag);
+    shared.maxima[slot][row] = partial.max;
+  }
+
+  /// Doubles stay in their slot, and leave registers to their exponentials. (One H200, 1000 columns, fraction
+  /// of a copy: all of a thread's in registers 0.675, so, four exponentials at once, 0.715.)
+  static constexpr bool reduces_in_slot = sizeof(Acc) == 8;
+  __device__ void reduce_in_slot(int slot) const {
+    static_assert(rows_of_lane == 1 && Mine::Result::keeps_exponentials);
+    const SliceOfTile slice = block.slice[slot];
+    for (int k = Mover::template columns_in_slot<Place>(slot, lane); k < columns; ++k)
+      held(slot, k) = Mine::nothing();
+    shared.tops[slot_of_thread][lane] = Mine::template largest<columns>([&](int k) { return held(slot, k); });
+    barrier();
+    const Acc max = maximum_or_nan(
+        Mine::template largest<Block::slots>([&](int t) { return shared.tops[t][lane]; }), -largest_v<Acc>);
+    if (slot_of_thread == 0) shared.maxima_of_rows[lane] = max;
+    const auto exponential = Mine::Part::exponential_below(max);
+    auto sum = ShareSum<Acc>::none();
+    constexpr int few = 4;
+#pragma unroll 2
+    for (int k = 0; k < columns; k += few) {
+      Acc e[few];
+#pragma unroll
+      for (int j = 0; j < few; ++j) e[j] = held(slot, k + j);
+      exponential.replace(e);
+      if (softmax) {
+#pragma unroll
+        for (int j = 0; j < few; ++j) held(slot, k + j) = e[j];
+      }
+      sum.join(ShareSum<Acc>::of((e[0] + e[1]) + (e[2] + e[3])));
+    }
+    shared.sums[slot_of_thread][lane] = sum;
+    barrier();
+    if (thread < rows) {
+      ShareSum<Acc> of_row = shared.sums[0][thread];
+#pragma unroll
+      for (int t = 1; t < Block::slots; ++t) of_row.join(shared.sums[t][thread]);
+      tell(slot, slice, thread, shared.maxima_of_rows[thread], of_row);
+    }
+    if (thread == 0) mbarrier_arrive(&shared.told[slot]);
   }
 
   /// Forms the outputs of a slice whose rows' results are known.
@@ -543,9 +679,9 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
       if constexpr (boxes && Mover::stores_boxes) {
         mine.for_outputs(
             call.problem.operation, max, result, columns,
-            [&](int k, int, const typename Mine::Put& output) { held(slot, k) = bits_as<Held>(output); });
+            [&](int k, int, const typename Mine::Put& output) { store(slot, k, bits_as<Held>(output)); });
         Mover::template store_beside_boxes<Place>(slot, lane * rows_of_lane,
-                                                  [&](int k) -> Held { return held(slot, k); });
+                                                  [&](int k) -> Held { return loaded(slot, k); });
       } else {
         mine.write(call.problem, place_in_slot(slot), max, result);
       }
@@ -871,7 +1007,7 @@ struct CopierOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
       constexpr int boxes = Base::Sides::boxes_of_slice;
 #pragma unroll
       for (int i = 0; i < boxes; ++i)
-        cp_async_bulk_tensor_4d(shared_address(block.held[slot][i]), &call.boxes.every_fourth[i], at.inner,
+        cp_async_bulk_tensor_4d(shared_address(block.held[slot][i]), &call.boxes.in_turn[i], at.inner,
                                 at.column / boxes, at.next, at.last, full);
     } else {
       cp_async_bulk_tensor_4d(shared_address(block.held[slot]), &call.boxes.x, at.inner, at.column, at.next,
@@ -881,6 +1017,10 @@ struct CopierOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   /// Until the outputs in a slot can be stored, or have been by others.
   __device__ void wait_for(const RingCursor& at) const {
     mbarrier_wait_parity(Base::anywhere ? &block.stored[at.slot] : &block.written[at.slot], at.parity);
+  }
+  /// Until the results of its rows are there, so that it will be written soon.
+  __device__ void wait_for_results(const RingCursor& at) const {
+    for (auto& side : block.side) mbarrier_wait_parity(&side.known[at.slot], at.parity);
   }
   __device__ void store(int slot) const {
     if constexpr (Base::stores_boxes && !Base::anywhere) {
@@ -936,12 +1076,16 @@ struct CopierOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   __device__ void run() const {
     RingCursor at, to_join;
     int in_use = 0;
+    const bool draws_early = call.draws_early;
     for (;;) {
+      if (in_use == slots && draws_early) wait_for_results(at);
+      unsigned ticket = 0;
+      if (draws_early) ticket = draw();
       if (in_use == slots) {
         wait_for(at);
         if (lane == 0) store(at.slot);
       }
-      const unsigned ticket = draw();
+      if (!draws_early) ticket = draw();
       const bool more = ticket < call.tickets;
       if (in_use == slots) {
         if (lane == 0) cp_async_bulk_wait_group_read<0>();
@@ -971,8 +1115,9 @@ struct CopierOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   }
 };
 
-/// The warps that store outputs of columns that begin anywhere, each those of a box: of each column
-/// rows_of_step rows, from where a sector of memory begins on; the first tile's what is before, too.
+/// The warps that store outputs of columns that begin anywhere, each those of some boxes, or of some columns
+/// of one: of each column rows_of_step rows, from where a sector of memory begins on; the first tile's what
+/// is before, too.
 template <TilesCome come, int rows_of_lane, class Problem>
 struct StorerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   using Base = TilesOfBlock<come, rows_of_lane, Problem>;
@@ -983,25 +1128,45 @@ struct StorerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   using Base::slots;
   using typename Base::Sides;
   using Out = typename Problem::Out;
-  static constexpr int boxes = Sides::boxes_of_slice, lanes = 32, second_lanes = rows_of_step - lanes;
+  static constexpr int boxes = Sides::boxes_of_slice, warps = Sides::storing_warps,
+                       boxes_of_warp = boxes > warps ? boxes / warps : 1,
+                       warps_of_box = boxes > warps ? 1 : warps / boxes,
+                       columns_of_warp = Sides::columns_of_box / warps_of_box;
+  static constexpr int rows_of_box = Base::SharedBlock::rows_of_box;
+  /// What a lane stores at once: of 16 bits two rows.
+  using Unit = std::conditional_t<sizeof(Out) == 2, unsigned, Out>;
+  static constexpr int rows_of_unit = static_cast<int>(sizeof(Unit) / sizeof(Out)), lanes = 32,
+                       rows_of_lanes = lanes * rows_of_unit,
+                       second_lanes = rows_of_step / rows_of_unit - lanes;
   static_assert(second_lanes > 0 && second_lanes <= lanes && sizeof(typename Problem::In) == sizeof(Out));
 
-  int lane, box;
+  int lane, box, begin;  ///< its first box, and its first column of that
 
-  __device__ StorerOfTiles(const Base& base, int box_)
-      : Base(base), lane(static_cast<int>(threadIdx.x) % lanes), box(box_) {}
+  __device__ StorerOfTiles(const Base& base, int warp)
+      : Base(base),
+        lane(static_cast<int>(threadIdx.x) % lanes),
+        box(warp % boxes),
+        begin(warp / boxes * columns_of_warp) {}
 
-  /// The outputs of a column of the box.
-  __device__ const Out* outputs(int slot, int column) const {
-    return block.held[slot][box][column] + call.boxes.first_row[box];
-  }
   /// Rows before the first sector that begins behind an address.
   __device__ static int rows_before(const Out* at) {
     const auto address = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(at));
     return static_cast<int>((0u - address) % bytes_of_sector / sizeof(Out));
   }
+  __device__ static Unit unit_at(const Out* from) {
+    if constexpr (rows_of_unit == 2) {
+      const auto* const first = reinterpret_cast<const unsigned short*>(from);
+      return __byte_perm(first[0], first[1], 0x5410);
+    } else {
+      return *from;
+    }
+  }
 
   __device__ void store(int slot) const {
+#pragma unroll 1
+    for (int b = 0; b < boxes_of_warp; ++b) store_box(slot, box + b * warps);
+  }
+  __device__ void store_box(int slot, int which) const {
     const RowGeometry& g = call.problem.geometry;
     const index_type first = block.first_row[slot].inner,
                      first_column =
@@ -1010,49 +1175,50 @@ struct StorerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
     const auto rows = static_cast<int>(min(g.rows - first, index_type(rows_of_tile))),
                columns_of_slice =
                    static_cast<int>(min(g.columns - first_column, index_type(columns_of_tile<Problem>))),
-               columns = (columns_of_slice - box + boxes - 1) / boxes;
-    Out* const y = call.problem.y + first + (first_column + box) * g.y_column_stride;
+               columns = min((columns_of_slice - which + boxes - 1) / boxes - begin, columns_of_warp);
+    Out* const y = call.problem.y + first + (first_column + which) * g.y_column_stride + begin * distance;
+    const Out* const outputs = block.held[slot][which][begin] + call.boxes.first_row[which];
     int column = 0;
-    if (first > 0 && rows == rows_of_tile) column = store_whole(slot, y, distance, columns);
-    store_some(slot, y, distance, column, columns, rows, first == 0);
+    if (first > 0 && rows == rows_of_tile) column = store_whole(outputs, y, distance, columns);
+    store_some(outputs, y, distance, column, columns, rows, first == 0);
   }
   /// Some columns at a time, all of whose rows are there. Returns how many. (With these asked for at each,
   /// 1000 columns have 0.62 of a copy for 0.71.)
-  __device__ int store_whole(int slot, Out* y, index_type distance, int columns) const {
+  __device__ int store_whole(const Out* outputs, Out* y, index_type distance, int columns) const {
     // In every other column sectors begin at the same row.
-    const int row[2] = {rows_before(y) + lane, rows_before(y + distance) + lane};
+    const int row[2] = {rows_before(y) + lane * rows_of_unit,
+                        rows_before(y + distance) + lane * rows_of_unit};
     Out* at[2] = {y + row[0], y + distance + row[1]};
     const bool has_second = lane < second_lanes;
     constexpr int some = 8;
     int column = 0;
 #pragma unroll 1
     for (; column + some <= columns; column += some) {
-      Out output[some][2];
+      Unit output[some][2];
 #pragma unroll
       for (int k = 0; k < some; ++k) {
-        const Out* const from = outputs(slot, column + k) + row[k % 2];
-        output[k][0] = from[0];
-        if (has_second) output[k][1] = from[lanes];
+        const Out* const from = outputs + (column + k) * rows_of_box + row[k % 2];
+        output[k][0] = unit_at(from);
+        if (has_second) output[k][1] = unit_at(from + rows_of_lanes);
       }
 #pragma unroll
       for (int k = 0; k < some; ++k) {
-        store_past_l1(at[k % 2], output[k][0]);
-        if (has_second) store_past_l1(at[k % 2] + lanes, output[k][1]);
+        store_past_l1(reinterpret_cast<Unit*>(at[k % 2]), output[k][0]);
+        if (has_second) store_past_l1(reinterpret_cast<Unit*>(at[k % 2] + rows_of_lanes), output[k][1]);
         at[k % 2] += 2 * distance;
       }
     }
     return column;
   }
   /// From a column on.
-  __device__ void store_some(int slot, Out* y, index_type distance, int column, int columns, int rows,
-                             bool is_first) const {
+  __device__ void store_some(const Out* outputs, Out* y, index_type distance, int column, int columns,
+                             int rows, bool is_first) const {
     y += column * distance;
 #pragma unroll 1
     for (; column < columns; ++column, y += distance) {
-      const Out* const from = outputs(slot, column);
-      const int before = rows_before(y), row = before + lane;
-      if (row < rows) y[row] = from[row];
-      if (lane < second_lanes && row + lanes < rows) y[row + lanes] = from[row + lanes];
+      const Out* const from = outputs + column * rows_of_box;
+      const int before = rows_before(y), end = min(before + rows_of_step, rows);
+      for (int row = before + lane; row < end; row += lanes) y[row] = from[row];
       if (is_first && lane < min(before, rows)) y[lane] = from[lane];
     }
   }
@@ -1082,31 +1248,31 @@ struct JoinerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   using Base::tag;
   using typename Base::Acc;
   using typename Base::Words;
-  static constexpr unsigned at_once = slices_joined_at_once;
 
-  int lane;
+  static constexpr int warps = Base::Sides::joining_warps;
 
-  __device__ explicit JoinerOfTiles(const Base& base)
-      : Base(base), lane(static_cast<int>(threadIdx.x) % 32) {}
+  int warp;
 
-  /// Adds those of some slices of a row; waits for them.
-  __device__ void join(PartialSoftmax<Acc>& have, const Words* words, unsigned count) const {
-    Words of[at_once];
-    while (!this->load_words(words, count, of)) {
-    }
-    this->join_words(have, count, of);
-  }
+  __device__ JoinerOfTiles(const Base& base, int warp_) : Base(base), warp(warp_) {}
 
   /// From so many words of each row on to one.
   __device__ void join(const Words* from, unsigned count, Words* to) const {
-#pragma unroll 1
-    for (int row = lane; row < rows; row += 32) {
-      auto have = PartialSoftmax<Acc>::none();
-#pragma unroll 1
-      for (unsigned i = 0; i < count; i += at_once)
-        join(have, from + i * rows + row, min(at_once, count - i));
-      Words::publish(to + row, have, tag);
+    if constexpr (sizeof(Acc) == 8) {
+      join<false>(from, count, to);
+    } else if (call.slices > slices_joined_at_once) {
+      join<true>(from, count, to);
+    } else {
+      join<false>(from, count, to);
     }
+  }
+  template <bool asks_for_all>
+  __device__ __forceinline__ void join(const Words* from, unsigned count, Words* to) const {
+    constexpr int rows_of_warp = rows / warps, lanes_of_row = rows_of_warp < 32 || sizeof(Acc) == 8 ? 2 : 1;
+#pragma unroll 1
+    for (int first_row = 0; first_row < rows_of_warp; first_row += 32 / lanes_of_row)
+      this->template join_rows<lanes_of_row, asks_for_all>(
+          from, count, warp * rows_of_warp + first_row,
+          [&](int row, const PartialSoftmax<Acc>& all) { Words::publish(to + row, all, tag); });
   }
 
   __device__ void run() const {
@@ -1127,7 +1293,7 @@ struct JoinerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
 };
 
 /// The warp that asks for the results of tiles, or, where they have few slices, for those of all of these,
-/// and joins them.
+/// and joins them; of doubles it and the joiner, which has nothing to do then, each for half of the rows.
 template <TilesCome come, int rows_of_lane, class Problem>
 struct AskerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   using Base = TilesOfBlock<come, rows_of_lane, Problem>;
@@ -1140,72 +1306,52 @@ struct AskerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   using typename Base::Acc;
   using typename Base::Result;
   using typename Base::Words;
+  static constexpr int warps_that_join = sizeof(Acc) == 8 ? 2 : 1;
 
-  int lane;
+  int warp, lane;
 
-  __device__ explicit AskerOfTiles(const Base& base) : Base(base), lane(static_cast<int>(threadIdx.x) % 32) {}
+  __device__ AskerOfTiles(const Base& base, int warp_)
+      : Base(base), warp(warp_), lane(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Whether the results of a tile's rows are known, and then in shared memory.
-  __device__ bool results(int slot, unsigned tile) const {
-    return call.askers_join ? joined_here(slot, tile) : joined_elsewhere(slot, tile);
-  }
   __device__ void set(int slot, int row, const PartialSoftmax<Acc>& all) const {
-    shared.results[slot][row] = Result(call.problem.operation, all);
+    shared.results[slot][row] = Result(call.problem.operation, all.told());
   }
-  __device__ bool joined_elsewhere(int slot, unsigned tile) const {
+  __device__ void wait_for_results(int slot, unsigned tile) const {
     constexpr int of_lane = rows / 32;
     Words of[of_lane];
-    bool known = true;
+    bool known;
+    do {
+      known = true;
 #pragma unroll
-    for (int i = 0; i < of_lane; ++i) {
-      of[i] = Words::load(this->results_of(tile) + lane + i * 32);
-      known = known && of[i].is_of(tag);
-    }
-    if (!__all_sync(0xffffffffu, known)) return false;
+      for (int i = 0; i < of_lane; ++i) {
+        of[i] = Words::load(this->results_of(tile) + lane + i * 32);
+        known = known && of[i].is_of(tag);
+      }
+    } while (!__all_sync(0xffffffffu, known));
 #pragma unroll
     for (int i = 0; i < of_lane; ++i) set(slot, lane + i * 32, of[i].value());
-    return true;
   }
-  __device__ bool joined_here(int slot, unsigned tile) const {
+  __device__ void join(int slot, unsigned tile) const {
+    constexpr int lanes_of_row = warps_that_join, rows_of_warp = rows / warps_that_join;
 #pragma unroll 1
-    for (int row = lane; row < rows; row += 32) {
-      Words of[most_slices_of_askers];
-      if (!__all_sync(0xffffffffu, this->load_words(this->words(tile, 0) + row, call.slices, of)))
-        return false;
-      auto all = PartialSoftmax<Acc>::none();
-      this->join_words(all, call.slices, of);
-      set(slot, row, all);
-    }
-    return true;
+    for (int first_row = 0; first_row < rows_of_warp; first_row += 32 / lanes_of_row)
+      this->template join_rows<lanes_of_row, false>(
+          this->words(tile, 0), call.slices, warp * rows_of_warp + first_row,
+          [&](int row, const PartialSoftmax<Acc>& all) { set(slot, row, all); });
   }
 
   __device__ void run() const {
-    // Slices from `first` on, `waiting` of them, are not known yet.
-    RingCursor first, next;
-    int waiting = 0;
-    bool more = true;
-    while (more || waiting > 0) {
-      if (more && waiting < slots) {
-        bool told = true;
-        if (waiting == 0) {
-          mbarrier_wait_parity(&shared.told[next.slot], next.parity);
-        } else {
-          told = __all_sync(0xffffffffu, mbarrier_test_parity(&shared.told[next.slot], next.parity));
-        }
-        if (told) {
-          more = block.slice[next.slot].tile != call.tiles;
-          if (more) {
-            next.advance(slots);
-            ++waiting;
-          }
-        }
+    for (RingCursor at;; at.advance(slots)) {
+      mbarrier_wait_parity(&shared.told[at.slot], at.parity);
+      const unsigned tile = block.slice[at.slot].tile;
+      if (tile == call.tiles) return;
+      if (call.askers_join) {
+        join(at.slot, tile);
+      } else {
+        wait_for_results(at.slot, tile);
       }
-      if (waiting > 0 && results(first.slot, block.slice[first.slot].tile)) {
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(&shared.known[first.slot]);
-        first.advance(slots);
-        --waiting;
-      }
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&shared.known[at.slot]);
     }
   }
 };
@@ -1216,6 +1362,7 @@ __global__ void __launch_bounds__(SidesOfTileBlock<come, Problem>::threads,
     grid_pipelined_tiles_kernel(const __grid_constant__ TilesCall<come, Problem> call) {
   using Sides = SidesOfTileBlock<come, Problem>;
   using Shared = SharedTileBlock<come, rows_of_lane, Problem>;
+  using Asker = AskerOfTiles<come, rows_of_lane, Problem>;
   // (Boxes lie on boundaries of 128 bytes.)
   extern __shared__ __align__(128) unsigned char shared_of_tile_block[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_of_tile_block);
@@ -1230,7 +1377,7 @@ __global__ void __launch_bounds__(SidesOfTileBlock<come, Problem>::threads,
       mbarrier_init(&shared.to_join[slot], 1);
       for (auto& side : shared.side) {
         mbarrier_init(&side.told[slot], 1);
-        mbarrier_init(&side.known[slot], 1);
+        mbarrier_init(&side.known[slot], call.askers_join ? Asker::warps_that_join : 1);
       }
     }
     if constexpr (Sides::boxes) fence_mbarrier_init();
@@ -1254,26 +1401,20 @@ __global__ void __launch_bounds__(SidesOfTileBlock<come, Problem>::threads,
     }
   }
   constexpr int warps_of_movers = TileBlock<Problem>::threads / 32;
-  switch (warp - side * Sides::warps_of_side) {
-    case warps_of_movers:
-      return AskerOfTiles<come, rows_of_lane, Problem>(block(side)).run();
-    case warps_of_movers + 1:
-      return JoinerOfTiles<come, rows_of_lane, Problem>(block(side)).run();
-    default:
-      return MoversOfTiles<come, rows_of_lane, Problem>(block(side)).run();
-  }
+  const int beyond = warp - side * Sides::warps_of_side - warps_of_movers;
+  if (beyond < 0) return MoversOfTiles<come, rows_of_lane, Problem>(block(side)).run();
+  if (beyond < (call.askers_join ? Asker::warps_that_join : 1)) return Asker(block(side), beyond).run();
+  if (!call.askers_join) JoinerOfTiles<come, rows_of_lane, Problem>(block(side), beyond - 1).run();
 }
 
 struct GridPipelinedTiles {
   static constexpr const char* name = "grid_pipelined_tiles";
 
-  /// (Double with a transform was not tried since its exponential has no branch any more.)
   template <class Exec, class Problem>
   static constexpr bool supports = [] {
     if constexpr (sliced_rows_support<Exec, Problem>) {
       return std::is_same_v<typename Problem::Acc, float> ||
-             (std::is_same_v<typename Problem::In, double> && std::is_same_v<typename Problem::Out, double> &&
-              !has_transform_v<Problem>);
+             (std::is_same_v<typename Problem::In, double> && std::is_same_v<typename Problem::Out, double>);
     } else {
       return false;
     }
@@ -1300,10 +1441,17 @@ struct GridPipelinedTiles {
     if constexpr (makes_logits<Problem>) {
       launch_rows<most_rows_of_lane<Problem>>(exec, problem);
     } else {
+      bool done = false;
       if constexpr (takes_pairs<Problem>) {
-        if (pairs || no_rows) launch_rows<2>(exec, problem);
+        if (pairs || no_rows) {
+          launch_rows<2>(exec, problem);
+          done = pairs;
+        } else if constexpr (may_have_boxes_anywhere<Problem>) {
+          done =
+              come_as_boxes_anywhere(problem) && launch_boxes<TilesCome::by_boxes_anywhere, 2>(exec, problem);
+        }
       }
-      if (!pairs || no_rows) launch_rows<1>(exec, problem);
+      if (!done || no_rows) launch_rows<1>(exec, problem);
     }
   }
 
@@ -1365,7 +1513,7 @@ struct GridPipelinedTiles {
              size * g.rows * g.columns > fewest_bytes;
     }
   }
-  /// Whether these are of every fourth column: of columns that begin anywhere, from memory, but not in place,
+  /// Whether these are of columns in turn: of columns that begin anywhere, from memory, but not in place,
   /// where a tile's first rows would be outputs of the tile before. (One H200, fraction of a copy of 1 GiB of
   /// floats, so and by the better one of the other kernels: 270 columns 0.53 and 0.56, 285 0.54 both, 300
   /// 0.575 and 0.53, 400 0.70 and 0.58, 512 0.745 and 0.65, 600 0.66 and 0.57, 1000 0.73 and 0.60, 2048 0.70
@@ -1373,20 +1521,33 @@ struct GridPipelinedTiles {
   /// and 0.60; 20 MB of 1000 columns 0.505 and 0.64, 80 MB 0.62 and 0.61, 72 MB of 300 columns 0.53 and 0.61.
   /// With a factor 300 columns 0.54 and 0.50, 400 0.67 and 0.52, 1000 0.70 and 0.55, 4096 0.65 and 0.56, 8191
   /// 0.64 and 0.57, 16385 0.59 and 0.58, GELU 300 0.49 and 0.54, 400 0.60 and 0.485, 1000 0.63 and 0.52, 4096
-  /// 0.58 and 0.545, 8191 0.57 and 0.545, 16385 0.53 and 0.55.)
+  /// 0.58 and 0.545, 8191 0.57 and 0.545, 16385 0.53 and 0.55. Double 256 columns 0.695 and 0.71, 300 0.58
+  /// and 0.505, 600 0.635 and 0.515, 2048 0.60 and 0.54, 4096 0.54 and 0.56, 107 MB of 1000 columns 0.58 and
+  /// 0.52, 27 MB 0.47 and 0.54. Bfloat16 300 columns 0.39 and 0.38, 400 0.51 and 0.46, 512 0.61 and 0.50,
+  /// 1000 0.58 and 0.50, 2000 0.54 and 0.51, 4097 0.51 and 0.53, 107 MB of 1000 columns 0.50 both.)
   template <class Problem>
   static bool come_as_boxes_anywhere([[maybe_unused]] const Problem& problem) {
     if constexpr (!may_have_boxes_anywhere<Problem>) {
       return false;
     } else {
-      constexpr bool has_transform = has_transform_v<Problem>;
-      constexpr index_type fewest_columns = has_transform ? 320 : 288, most_slices = has_transform ? 32 : 80,
-                           fewest_bytes = 128 << 20;
+      using In = typename Problem::In;
+      constexpr bool has_transform = has_transform_v<Problem>, is_16_bit = sizeof(In) == 2,
+                     is_double = sizeof(In) == 8;
+      constexpr index_type fewest_columns = is_double       ? 257
+                                            : is_16_bit     ? 385
+                                            : has_transform ? 320
+                                                            : 288,
+                           most_slices = is_double       ? 20
+                                         : is_16_bit     ? 10
+                                         : has_transform ? 32
+                                                         : 80,
+                           fewest_bytes = is_double ? 48 << 20 : 128 << 20,
+                           boundary = is_double ? bytes_of_sector : 16;
       const RowGeometry& g = problem.geometry;
       return problem.operation != Operation::logsumexp && g.rank == 1 && g.x_stride[0] == 1 &&
-             g.y_stride[0] == 1 && !columns_begin_at(problem, 16) && !is_in_place(problem) &&
+             g.y_stride[0] == 1 && !columns_begin_at(problem, boundary) && !is_in_place(problem) &&
              g.columns >= fewest_columns && slices_of_tiles(problem) <= most_slices &&
-             g.rows * g.columns * index_type(sizeof(typename Problem::In)) > fewest_bytes;
+             g.rows * g.columns * index_type(sizeof(In)) > fewest_bytes;
     }
   }
   /// Longer rows are for others: these are warm for shorter ones, too.
@@ -1414,13 +1575,18 @@ struct GridPipelinedTiles {
     }
   }();
   /// (Operands are read by threads: a temperature, a mask and a bias as large as x and one for all rows of
-  /// 1000 columns that begin anywhere 0.55, 0.52, 0.55 and 0.53 so, 0.50, 0.505, 0.565 and 0.50 by others.)
+  /// 1000 columns that begin anywhere 0.55, 0.52, 0.55 and 0.53 so, 0.50, 0.505, 0.565 and 0.50 by others.
+  /// Double with a factor 300 columns 0.43 so and 0.48, 1000 0.49 and 0.465, 2048 0.48 twice.)
   template <class Problem>
-  static constexpr bool may_have_boxes_anywhere =
-      sizeof(typename Problem::In) == 4 &&
-      sizeof(typename Problem::Out) == 4 && operands_of<typename Problem::Transform> == 0 &&
-      !is_known_at_run_time<typename Problem::Transform> &&
-      sizeof(TilesCall<TilesCome::by_boxes_anywhere, Problem>) <= 4096;  // what drivers before R530 take
+  static constexpr bool may_have_boxes_anywhere = [] {
+    using In = typename Problem::In;
+    using Transform = typename Problem::Transform;
+    return (sizeof(In) == 4 || (sizeof(In) == 8 && !has_transform_v<Problem>) ||
+            (takes_pairs<Problem> && PartsOfChain<Transform>::temperatures == 0)) &&
+           sizeof(typename Problem::Out) == sizeof(In) && operands_of<Transform> == 0 &&
+           !is_known_at_run_time<Transform> &&
+           sizeof(TilesCall<TilesCome::by_boxes_anywhere, Problem>) <= 4096;  // what drivers before R530 take
+  }();
   /// Of the kernel whose blocks need most.
   template <class Problem>
   static constexpr int most_rows_of_lane = takes_pairs<Problem> || transforms_pairs<Problem> ? 2 : 1;
@@ -1495,7 +1661,7 @@ struct GridPipelinedTiles {
     return g.y_stride[inner] == 1 && boxes.rows_stored > 0 &&
            find(boxes.y, problem.y, boxes.rows_stored, g.y_column_stride, g.y_stride);
   }
-  /// Of every fourth column of x, which are multiples of 16 bytes apart, from boundaries of as many on.
+  /// Of columns of x in turn, which are multiples of 16 bytes apart, from boundaries of as many on.
   template <TilesCome come, int rows_of_lane, class Problem>
   static bool find_boxes(const Problem& problem, TileBoxes<TilesCome::by_boxes_anywhere>& boxes) {
     using Tiles = TilesOfBlock<come, rows_of_lane, Problem>;
@@ -1503,7 +1669,7 @@ struct GridPipelinedTiles {
     using In = typename Problem::In;
     constexpr index_type size = sizeof(In), in_turn = Sides::boxes_of_slice,
                          boundary = Sides::bytes_of_boundary;
-    static_assert(in_turn * size % boundary == 0);
+    static_assert(in_turn * size % boundary == 0 && in_turn <= TileBoxes<come>::most);
     const RowGeometry& g = problem.geometry;
     if (g.rank != 1) return false;
     boxes.tiles_of_inner = static_cast<unsigned>(ceil_div(g.rows, index_type(Tiles::rows_of_step)));
@@ -1513,7 +1679,7 @@ struct GridPipelinedTiles {
       const auto address = reinterpret_cast<std::uintptr_t>(problem.x + i * g.x_column_stride);
       boxes.first_row[i] = static_cast<int>(address % boundary / size);
       found =
-          found && encode(boxes.every_fourth[i], reinterpret_cast<const In*>(address / boundary * boundary),
+          found && encode(boxes.in_turn[i], reinterpret_cast<const In*>(address / boundary * boundary),
                           {static_cast<cuuint64_t>(g.rows + boxes.first_row[i]),
                            static_cast<cuuint64_t>(ceil_div(g.columns - i, in_turn)), 1, 1},
                           {static_cast<cuuint64_t>(in_turn * g.x_column_stride * size), boundary, boundary},
@@ -1526,7 +1692,7 @@ struct GridPipelinedTiles {
   static void launch_rows(const Kokkos::Cuda& exec, const Problem& problem) {
     const bool no_rows = problem.geometry.rows == 0;
     if constexpr (SharedTiles<rows_of_lane, Problem>::copies) {
-      if constexpr (may_have_boxes_anywhere<Problem>) {
+      if constexpr (may_have_boxes_anywhere<Problem> && rows_of_lane == most_rows_of_lane<Problem>) {
         if ((come_as_boxes_anywhere(problem) || no_rows) &&
             launch_boxes<TilesCome::by_boxes_anywhere, rows_of_lane>(exec, problem))
           return;
@@ -1566,29 +1732,34 @@ struct GridPipelinedTiles {
     const index_type resident =
         static_cast<index_type>(device.multiprocessors) * device.blocks_a_multiprocessor;
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(
-          exec, &grid_pipelined_tiles_kernel<come, rows_of_lane, Problem>,
-          dim3(static_cast<unsigned>(std::clamp<index_type>(tickets, 1, resident))), Sides::threads,
-          shared_bytes<come, rows_of_lane, Problem>,
-          TilesCall<come, Problem>{problem, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)),
-                                   static_cast<unsigned>(tickets), static_cast<unsigned>(slices),
-                                   static_cast<unsigned>(tiles), boxes, rows_come_in_pairs(problem),
-                                   askers_join(problem)});
+      launch_cooperatively(exec, &grid_pipelined_tiles_kernel<come, rows_of_lane, Problem>,
+                           dim3(static_cast<unsigned>(std::clamp<index_type>(tickets, 1, resident))),
+                           Sides::threads, shared_bytes<come, rows_of_lane, Problem>,
+                           TilesCall<come, Problem>{
+                               problem, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)),
+                               static_cast<unsigned>(tickets), static_cast<unsigned>(slices),
+                               static_cast<unsigned>(tiles), boxes, rows_come_in_pairs(problem),
+                               askers_join<come>(problem), slices <= tile_slices_joined && !Sides::anywhere});
     });
   }
 
-  /// Whether those who ask join slices. (One H200, fraction of a copy, by the block of the last slice and so:
-  /// bfloat16 300 columns 0.58 and 0.595, 512 0.76 and 0.805, 1024 0.735 and 0.765, 2048 0.72 and 0.745, with
-  /// a factor 512 0.75 and 0.80, 1000 0.72 and 0.76; double 300 0.63 and 0.67, 512 0.73 and 0.77, 1000 0.66
-  /// and 0.675; float 300 0.71 and 0.74, 512 0.81 and 0.82, in wide boxes 0.86 and 0.875, but 1024 0.81 and
-  /// 0.80, in wide boxes 0.855 and 0.845, GELU 512 0.80 and 0.82, 1024 0.79 twice; a mask 512 0.71 and 0.705,
-  /// 1024 0.74 and 0.72, GELU of bfloat16 512 0.51 twice, 1024 0.505 and 0.49.)
-  template <class Problem>
+  /// Whether those who ask for the results of a tile join its slices themselves, each for its block: the way
+  /// through L2 is half as long. (One H200, fraction of a copy, by the block of the last slice and so:
+  /// bfloat16 300 columns 0.58 and 0.595, 512 0.76 and 0.805, 1024 0.735 and 0.765, with a factor 512 0.75
+  /// and 0.80, 1000 0.72 and 0.76; float 300 0.71 and 0.74, 512 0.81 and 0.82, in wide boxes 0.86 and 0.875,
+  /// but 1024 0.81 and 0.80, in wide boxes 0.855 and 0.845, GELU 512 0.80 and 0.82, 1024 0.79 twice; a mask
+  /// 512 0.71 and 0.705, 1024 0.74 and 0.72, GELU of bfloat16 512 0.51 twice, 1024 0.505 and 0.49. Since two
+  /// warps join: bfloat16 2048 0.75 and 0.73, double 600 0.76 and 0.735, 1000 0.75 and 0.72, but that begin
+  /// anywhere 0.57 and 0.63, 2048 0.54 and 0.60.)
+  template <TilesCome come, class Problem>
   static bool askers_join(const Problem& problem) {
     constexpr bool is_float = sizeof(typename Problem::In) == 4,
                    never =
                        operands_of<typename Problem::Transform> != 0 || (makes_logits<Problem> && !is_float);
-    constexpr index_type most = never ? 0 : is_float ? 2 : most_slices_of_askers;
+    constexpr unsigned most = never                                  ? 0
+                              : is_float                             ? 2
+                              : come == TilesCome::by_boxes_anywhere ? tile_slices_joined
+                                                                     : 4;
     return slices_of_tiles(problem) <= most;
   }
 

@@ -585,13 +585,15 @@ struct TwoPassTiles {
     const RowGeometry& g = problem.geometry;
     const index_type slices = slices_of_tiles(problem);
     if constexpr (sizeof(In) == 8) {
-      // (One H200, fraction of a copy, double, grid_pipelined_tiles and this kernel: 600 columns 0.69 and
-      // 0.51, 1000 0.68 and 0.52, 2048 0.64 and 0.54, 3072 0.58 and 0.54, 4096 0.57 twice, 8192 0.535 and
-      // 0.595, but where they begin anywhere 1000 0.53 and 0.51, 2048 0.51 and 0.525; logsumexp, of half a
-      // copy, 1000 0.47 and 0.65.)
-      constexpr index_type many_slices_of_double = 28;
-      return problem.operation != Operation::logsumexp && g.rank <= 1 && slices <= many_slices_of_double &&
-                     GridPipelinedTiles::come_as_boxes(problem, 32)
+      // (One H200, fraction of a copy, double, grid_pipelined_tiles and this kernel: 1000 columns 0.75 and
+      // 0.52, 4096 0.69 and 0.57, 8192 0.66 and 0.60, 12288 0.64 and 0.60, 16384 0.62 and 0.61, 24576 0.54
+      // and 0.61, that begin anywhere 1000 0.63 and 0.52, 2048 0.60 and 0.54, 4096 0.54 and 0.56; with a
+      // factor 1000 0.67 and 0.47, 16384 0.58 and 0.53, a bias as large as x 0.66 and 0.49, 0.59 and 0.55,
+      // GELU 0.395 and 0.26, 0.40 and 0.28; logsumexp, of half a copy, 1000 0.53 and 0.68.)
+      constexpr index_type many_slices_of_double = 128;
+      const bool by_boxes = slices <= many_slices_of_double && GridPipelinedTiles::come_as_boxes(problem, 32);
+      return problem.operation != Operation::logsumexp && g.rank <= 1 &&
+                     (by_boxes || GridPipelinedTiles::come_as_boxes_anywhere(problem))
                  ? boxes_are_faster
                  : "";
     }
@@ -613,13 +615,14 @@ struct TwoPassTiles {
     if (g.rank > 1) return "rows of several dimensions are read twice at half the speed";
     // (Float 65536 columns 0.69 and 0.63; bfloat16 32768 0.68 and 0.63, 65536 0.59 and 0.64, with a factor
     // 0.65 and 0.47, 0.55 and 0.47, half 0.64 and 0.61, 0.55 and 0.61.)
-    // (One H200, bfloat16 in pairs: 16384 columns 0.62 and 0.59, 32768 0.59 and 0.63; where they do not begin
-    // on boundaries of 32 bytes 2000 0.57 and 0.53, 4096 0.55 and 0.565, 8192 0.52 and 0.57.)
-    // (One H200, float: 32768 columns 0.69 and 0.63, 49152 0.60 and 0.62, 65536 0.59 and 0.64, with a factor
+    // (One H200, bfloat16 in pairs: 24576 columns 0.656 and 0.60, 32768 0.65 and 0.63, 49152 0.59 and 0.63,
+    // with a factor 0.62 and 0.60, 0.61 and 0.63, 0.56 and 0.63; where they do not begin on boundaries of 32
+    // bytes 2000 0.57 and 0.53, 4096 0.55 and 0.565, 8192 0.52 and 0.57.)
+    // (One H200, float: 32768 columns 0.71 and 0.64, 49152 0.64 and 0.63, 65536 0.62 and 0.64, with a factor
     // 0.68 and 0.62, 0.615 twice, 0.585 and 0.63, GELU 65536 0.555 and 0.58, but a temperature 0.55 and 0.56,
     // a mask as large as x 0.52 and 0.51, a bias for all rows 0.53 twice.)
     constexpr bool reads_x_alone = operands_of<typename Problem::Transform> == 0;
-    constexpr index_type many_slices = writes_pairs<Problem> ? 96 : is_16_bit ? 192 : 176;
+    constexpr index_type many_slices = !writes_pairs<Problem> ? 192 : multiplies_packed<Problem> ? 96 : 128;
     if (by_boxes && columns_begin_at(problem, 32)) {
       // (The device is asked last: that takes a lock.)
       const bool read_twice =
