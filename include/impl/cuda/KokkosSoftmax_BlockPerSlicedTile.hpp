@@ -147,6 +147,7 @@ struct BlockPerSlicedTile {
                          *several_are_faster = "slices that several blocks have are faster";
     const bool few = slices_of_tiles(problem) <= few_slices,
                by_boxes = GridPipelinedTiles::come_as_boxes(problem, 16);
+    if (GridPipelinedTiles::come_as_boxes_anywhere(problem)) return boxes_are_faster;
     if constexpr (sizeof(typename Problem::In) == 8) {
       // (One H200, double, grid_pipelined_tiles and this kernel: 300 columns 0.71 and 0.53, 512 0.76 and
       // 0.65, 200 0.74 and 0.715, 224 0.775 and 0.76, but 240 0.765 and 0.775, 256 0.775 and 0.805; that
@@ -156,7 +157,7 @@ struct BlockPerSlicedTile {
       const bool by_whole_sectors =
           problem.geometry.rank <= 1 && GridPipelinedTiles::come_as_boxes(problem, 32) &&
           (!few || (problem.operation != Operation::logsumexp && problem.geometry.columns < few_columns));
-      return by_whole_sectors || GridPipelinedTiles::come_as_boxes_anywhere(problem) ? boxes_are_faster : "";
+      return by_whole_sectors ? boxes_are_faster : "";
     }
     // (Float 257 columns 0.74 and 0.85, 512 0.85 and 0.86, 600 0.85 and 0.69, 1000 0.86 both; images of 7 x 7
     // 300 0.54 and 0.62, 1000 0.55 both, of 14 x 14 0.72 and 0.90, 0.82 and 0.70. But 300 columns with a mask
@@ -167,7 +168,6 @@ struct BlockPerSlicedTile {
       constexpr index_type few_columns = 320;
       if (problem.geometry.columns > few_columns && GridPipelinedTiles::come_as_wide_boxes(exec, problem))
         return boxes_are_faster;
-      if (GridPipelinedTiles::come_as_boxes_anywhere(problem)) return boxes_are_faster;
       if (by_boxes && only_reads_masks(problem.transform)) return boxes_are_faster;
       return few ? "" : several_are_faster;
     }
@@ -177,7 +177,6 @@ struct BlockPerSlicedTile {
     // begin anywhere bfloat16 0.28 and 0.42, 0.36 and 0.42.)
     if constexpr (makes_logits<Problem>)
       return by_boxes && (keeps_exponentials || !few) ? boxes_are_faster : "";
-    if (GridPipelinedTiles::come_as_boxes_anywhere(problem)) return boxes_are_faster;
     // (Bfloat16 300 columns 0.73 and 0.50, that begin anywhere 0.45 and 0.57, 1000 0.57 and 0.46; images of
     // 13 x 13 300 0.35 and 0.56, 1000 0.47 and 0.54.)
     if (by_boxes) return boxes_are_faster;

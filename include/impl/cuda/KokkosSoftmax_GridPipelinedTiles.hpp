@@ -116,7 +116,7 @@ struct TilesCall {
   TileBoxes<come> boxes;
   bool pairs;        ///< rows_come_in_pairs
   bool askers_join;  ///< see AskerOfTiles
-  bool draws_early;  ///< see CopierOfTiles
+  bool draws_early;  ///< tickets: once the results of a slot's rows are known, not once its outputs are there
 
   __device__ SliceOfTile slice(unsigned ticket) const {
     const unsigned tile = ticket / slices;
@@ -252,15 +252,17 @@ struct TilesOfBlock {
     return call.workspace.template partials<Acc>() +
            ((static_cast<index_type>(tile) * sides + side) * (call.slices + joins() + 1) + word) * rows;
   }
-  /// Joins what slices of a tile have told of rows from `first_row` on, one or two lanes of a warp for each,
-  /// `words` being the first slice's. Waits for them. use(row, result) by one of the lanes. (A lane's rows
-  /// one after the other: by turns they would have to wait once for the last slices of both, but bfloat16
-  /// 2048 columns have 0.70 of a copy for 0.73, double 4096 0.55 for 0.60; both at once take too many
+  /// Lanes of a warp that join what is told of a row. (For all of a double's slices one would not have the
   /// registers.)
-  template <int lanes_of_row, bool asks_for_all, class Use>
+  static constexpr int lanes_of_row = sizeof(Acc) == 8 ? 2 : 1, rows_of_warp = 32 / lanes_of_row;
+  /// Joins what slices of a tile have told of so many rows from `first_row` on, by a warp; `words` are the
+  /// first slice's. Waits for them. use(row, result) by one of a row's lanes. (Of more rows than have lanes
+  /// the caller does one after the other: by turns they would have to wait once for the last slices of both,
+  /// but bfloat16 2048 columns have 0.70 of a copy for 0.73, double 4096 0.55 for 0.60; both at once take too
+  /// many registers.)
+  template <bool asks_for_all, class Use>
   __device__ __forceinline__ void join_rows(const Words* words, unsigned count, int first_row,
                                             const Use& use) const {
-    constexpr int rows_of_warp = 32 / lanes_of_row;
     constexpr unsigned of_lane = slices_joined_at_once / lanes_of_row;
     const int lane = static_cast<int>(threadIdx.x) % 32, which = lane / rows_of_warp,
               row = first_row + lane % rows_of_warp;
@@ -274,7 +276,7 @@ struct TilesOfBlock {
       if constexpr (lanes_of_row == 1) {
         join_slices<of_lane, of_lane>(have, partial);
       } else {
-        join_in_turn<rows_of_warp, of_lane>(have, which, partial);
+        join_in_turn<of_lane>(have, partial);
       }
     }
     if (which == 0) use(row, have);
@@ -303,10 +305,9 @@ struct TilesOfBlock {
       }
     }
   }
-  /// As join_slices, of slices that the lanes of a row, so many apart, have the first and the last of: for
-  /// all of doubles a lane would not have the registers.
-  template <int apart, unsigned of_lane, class PartialOf>
-  __device__ __forceinline__ static void join_in_turn(PartialSoftmax<Acc>& have, int which,
+  /// As join_slices, of slices of which the two lanes of a row have the first and the last.
+  template <unsigned of_lane, class PartialOf>
+  __device__ __forceinline__ static void join_in_turn(PartialSoftmax<Acc>& have,
                                                       const PartialOf& partial_of) {
     PartialSoftmax<Acc> partial[of_lane];
     Acc max = have.max;
@@ -315,26 +316,21 @@ struct TilesOfBlock {
       partial[i] = partial_of(i);
       max = Kokkos::fmax(max, partial[i].max);
     }
-    max = Kokkos::fmax(max, __shfl_xor_sync(0xffffffffu, max, apart));
+    max = Kokkos::fmax(max, __shfl_xor_sync(0xffffffffu, max, rows_of_warp));
     have.sum.scale(exp_between_maxima(have.max - max));
     have.max = max;
     Acc scale[of_lane];
 #pragma unroll
     for (unsigned i = 0; i < of_lane; ++i) scale[i] = partial[i].max - max;
-    if constexpr (sizeof(Acc) == 8) {
-      ExponentialBelow<Acc>(0).replace(scale);
-    } else {
-#pragma unroll
-      for (Acc& of_slice : scale) of_slice = exp_between_maxima(of_slice);
-    }
+    ExponentialBelow<Acc>(0).replace(scale);
 #pragma unroll
     for (unsigned i = 0; i < of_lane; ++i) partial[i].sum.scale(scale[i]);
 #pragma unroll
-    for (int turn = 0; turn < 2; ++turn) {
+    for (int turn = 0; turn < lanes_of_row; ++turn) {
       ExactSum<Acc> sum = have.sum;
 #pragma unroll
       for (unsigned i = 0; i < of_lane; ++i) sum.join(partial[i].sum);
-      have.sum = sum.from_lane(turn * apart + static_cast<int>(threadIdx.x) % apart);
+      have.sum = sum.from_lane(turn * rows_of_warp + static_cast<int>(threadIdx.x) % rows_of_warp);
     }
   }
   __device__ unsigned joins() const {
@@ -542,9 +538,7 @@ struct WorkOnTiles : MoverOfTiles<come, rows_of_lane, Problem> {
   static constexpr bool parts_pairs = Mover::anywhere && rows_of_lane == 2;
   __device__ Held loaded(int slot, int k) const {
     if constexpr (parts_pairs) {
-      const auto* const first =
-          reinterpret_cast<const unsigned short*>(&this->in_slot(slot, k, lane * rows_of_lane));
-      return __byte_perm(first[0], first[1], 0x5410);
+      return pair_within_words(&this->in_slot(slot, k, lane * rows_of_lane));
     } else {
       return held(slot, k);
     }
@@ -1155,8 +1149,7 @@ struct StorerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   }
   __device__ static Unit unit_at(const Out* from) {
     if constexpr (rows_of_unit == 2) {
-      const auto* const first = reinterpret_cast<const unsigned short*>(from);
-      return __byte_perm(first[0], first[1], 0x5410);
+      return pair_within_words(from);
     } else {
       return *from;
     }
@@ -1267,11 +1260,11 @@ struct JoinerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   }
   template <bool asks_for_all>
   __device__ __forceinline__ void join(const Words* from, unsigned count, Words* to) const {
-    constexpr int rows_of_warp = rows / warps, lanes_of_row = rows_of_warp < 32 || sizeof(Acc) == 8 ? 2 : 1;
+    constexpr int rows_of_this = rows / warps;
 #pragma unroll 1
-    for (int first_row = 0; first_row < rows_of_warp; first_row += 32 / lanes_of_row)
-      this->template join_rows<lanes_of_row, asks_for_all>(
-          from, count, warp * rows_of_warp + first_row,
+    for (int first_row = 0; first_row < rows_of_this; first_row += Base::rows_of_warp)
+      this->template join_rows<asks_for_all>(
+          from, count, warp * rows_of_this + first_row,
           [&](int row, const PartialSoftmax<Acc>& all) { Words::publish(to + row, all, tag); });
   }
 
@@ -1313,6 +1306,7 @@ struct AskerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
   __device__ AskerOfTiles(const Base& base, int warp_)
       : Base(base), warp(warp_), lane(static_cast<int>(threadIdx.x) % 32) {}
 
+  /// From what was told, as other kernels with these bits have it.
   __device__ void set(int slot, int row, const PartialSoftmax<Acc>& all) const {
     shared.results[slot][row] = Result(call.problem.operation, all.told());
   }
@@ -1332,12 +1326,11 @@ struct AskerOfTiles : TilesOfBlock<come, rows_of_lane, Problem> {
     for (int i = 0; i < of_lane; ++i) set(slot, lane + i * 32, of[i].value());
   }
   __device__ void join(int slot, unsigned tile) const {
-    constexpr int lanes_of_row = warps_that_join, rows_of_warp = rows / warps_that_join;
+    constexpr int rows_of_this = rows / warps_that_join;
 #pragma unroll 1
-    for (int first_row = 0; first_row < rows_of_warp; first_row += 32 / lanes_of_row)
-      this->template join_rows<lanes_of_row, false>(
-          this->words(tile, 0), call.slices, warp * rows_of_warp + first_row,
-          [&](int row, const PartialSoftmax<Acc>& all) { set(slot, row, all); });
+    for (int first_row = 0; first_row < rows_of_this; first_row += Base::rows_of_warp)
+      this->template join_rows<false>(this->words(tile, 0), call.slices, warp * rows_of_this + first_row,
+                                      [&](int row, const PartialSoftmax<Acc>& all) { set(slot, row, all); });
   }
 
   __device__ void run() const {
@@ -1732,14 +1725,14 @@ struct GridPipelinedTiles {
     const index_type resident =
         static_cast<index_type>(device.multiprocessors) * device.blocks_a_multiprocessor;
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
-      launch_cooperatively(exec, &grid_pipelined_tiles_kernel<come, rows_of_lane, Problem>,
-                           dim3(static_cast<unsigned>(std::clamp<index_type>(tickets, 1, resident))),
-                           Sides::threads, shared_bytes<come, rows_of_lane, Problem>,
-                           TilesCall<come, Problem>{
-                               problem, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)),
-                               static_cast<unsigned>(tickets), static_cast<unsigned>(slices),
-                               static_cast<unsigned>(tiles), boxes, rows_come_in_pairs(problem),
-                               askers_join<come>(problem), slices <= tile_slices_joined && !Sides::anywhere});
+      launch_cooperatively(
+          exec, &grid_pipelined_tiles_kernel<come, rows_of_lane, Problem>,
+          dim3(static_cast<unsigned>(std::clamp<index_type>(tickets, 1, resident))), Sides::threads,
+          shared_bytes<come, rows_of_lane, Problem>,
+          TilesCall<come, Problem>{problem, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)),
+                                   static_cast<unsigned>(tickets), static_cast<unsigned>(slices),
+                                   static_cast<unsigned>(tiles), boxes, rows_come_in_pairs(problem),
+                                   askers_join<come>(problem), draws_early<come>(problem)});
     });
   }
 
@@ -1761,6 +1754,15 @@ struct GridPipelinedTiles {
                               : come == TilesCome::by_boxes_anywhere ? tile_slices_joined
                                                                      : 4;
     return slices_of_tiles(problem) <= most;
+  }
+
+  /// Whether tickets are drawn while the outputs that make room for their slices are formed. (One H200,
+  /// fraction of a copy, then and so: double 300 columns 0.705 and 0.71, 1000 0.71 and 0.72, 4096 0.60 and
+  /// 0.59, bfloat16 1000 0.768 and 0.772, 2048 0.732 and 0.737, 8192 0.66 and 0.65, logsumexp of 1000 0.696
+  /// and 0.712, of float 0.85 and 0.86, but float 1000 that begin anywhere 0.747 and 0.74.)
+  template <TilesCome come, class Problem>
+  static bool draws_early(const Problem& problem) {
+    return come != TilesCome::by_boxes_anywhere && slices_of_tiles(problem) <= tile_slices_joined;
   }
 
   template <TilesCome come, int rows_of_lane, class Problem>

@@ -52,8 +52,8 @@ struct ExponentialBelow<float> {
   __device__ float operator()(float value) const { return ex2_approx_ftz(fmaf(value, log2e, -offset)); }
 };
 
-/// Doubles of a thread that take each step together: it does not have to wait for one before the next. (With
-/// one at a time, as nvcc has it where registers are short, a chain of steps takes five times as long.)
+/// Doubles of a thread that take each step together: where registers are short nvcc has one after the other,
+/// and each of the sixteen steps of an exponential waits for the one before.
 template <int count>
 struct SeveralDoubles {
   double of[count];
@@ -175,6 +175,14 @@ __device__ inline int in_integer_order(float value) {
 }
 __device__ inline float from_integer_order(int order) {
   return bits_as<float>(order ^ ((order >> 31) & 0x7fffffff));
+}
+
+/// Two neighbours of 16 bits that may begin within a word.
+template <class T>
+__device__ unsigned pair_within_words(const T* first) {
+  static_assert(sizeof(T) == 2);
+  const auto* const at = reinterpret_cast<const unsigned short*>(first);
+  return __byte_perm(at[0], at[1], 0x5410);
 }
 
 /// Two values as neighbours of 16 bits, by one instruction.

@@ -584,6 +584,7 @@ struct TwoPassTiles {
     constexpr const char* boxes_are_faster = "boxes of columns, read once, are faster";
     const RowGeometry& g = problem.geometry;
     const index_type slices = slices_of_tiles(problem);
+    if (GridPipelinedTiles::come_as_boxes_anywhere(problem)) return boxes_are_faster;
     if constexpr (sizeof(In) == 8) {
       // (One H200, fraction of a copy, double, grid_pipelined_tiles and this kernel: 1000 columns 0.75 and
       // 0.52, 4096 0.69 and 0.57, 8192 0.66 and 0.60, 12288 0.64 and 0.60, 16384 0.62 and 0.61, 24576 0.54
@@ -591,9 +592,8 @@ struct TwoPassTiles {
       // factor 1000 0.67 and 0.47, 16384 0.58 and 0.53, a bias as large as x 0.66 and 0.49, 0.59 and 0.55,
       // GELU 0.395 and 0.26, 0.40 and 0.28; logsumexp, of half a copy, 1000 0.53 and 0.68.)
       constexpr index_type many_slices_of_double = 128;
-      const bool by_boxes = slices <= many_slices_of_double && GridPipelinedTiles::come_as_boxes(problem, 32);
-      return problem.operation != Operation::logsumexp && g.rank <= 1 &&
-                     (by_boxes || GridPipelinedTiles::come_as_boxes_anywhere(problem))
+      return problem.operation != Operation::logsumexp && g.rank <= 1 && slices <= many_slices_of_double &&
+                     GridPipelinedTiles::come_as_boxes(problem, 32)
                  ? boxes_are_faster
                  : "";
     }
@@ -632,9 +632,7 @@ struct TwoPassTiles {
     }
     // (One H200, in wide boxes and by this kernel: float 8192 columns 0.68 and 0.58, 16384 0.64 and 0.60,
     // bfloat16 4000 0.60 and 0.555, 8192 0.55 and 0.575.)
-    if (GridPipelinedTiles::come_as_wide_boxes(exec, problem) ||
-        GridPipelinedTiles::come_as_boxes_anywhere(problem))
-      return boxes_are_faster;
+    if (GridPipelinedTiles::come_as_wide_boxes(exec, problem)) return boxes_are_faster;
     // (Float 8192 columns 0.62 and 0.59, 32768 0.57 and 0.61, bfloat16 0.59 both, 0.50 and 0.62.)
     constexpr index_type many_slices_anywhere = writes_pairs<Problem> ? 12 : 32;
     if (by_boxes) return slices > many_slices_anywhere ? "" : boxes_are_faster;
