@@ -493,54 +493,37 @@ TEST(CudaTiles, SameBitsOfWideTiles) {
   check_bits_of_wide_tiles<bhalf_t, Exec>(lengths);
 }
 
-// Floats of several slices that begin anywhere: boxes of every fourth column, from boundaries before their
-// first rows, and whole sectors written, in the first tile and the last one, too, which are filled or not.
-// (So many that they come so: see GridPipelinedTiles::come_as_boxes_anywhere.)
-TEST(CudaTiles, BoxesAnywhere) {
-  if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
-  for (const std::int64_t columns : {288, 290, 511, 513, 1000, 4097, 20480}) {
-    constexpr std::int64_t bytes = 129 << 20;
-    const std::int64_t tiles = bytes / (4 * 56 * columns) + 1;
-    for (const std::int64_t rows : {56 * tiles + 1, 56 * tiles + 7, 56 * tiles + 8, 56 * tiles + 63}) {
-      for (const std::int64_t distance : {rows | 1, (rows | 3) + 3})
-        check_bits_of_many_rows<float, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns,
-                                             distance, {{0, 0}, {1, 3}, {6, 0}});
-    }
-  }
-}
-
-// Of doubles every other one, of 16 bits every eighth.
-TEST(CudaTiles, DoublesInBoxesAnywhere) {
-  if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
-  for (const std::int64_t columns : {257, 300, 511, 513, 1000, 2560}) {
-    constexpr std::int64_t bytes = 49 << 20;
-    const std::int64_t tiles = bytes / (8 * 60 * columns) + 1;
-    for (const std::int64_t rows : {60 * tiles + 1, 60 * tiles + 3, 60 * tiles + 4, 60 * tiles + 63}) {
-      for (const std::int64_t distance : {rows | 1, (rows | 3) + 3})
-        check_bits_of_many_rows<double, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns,
-                                              distance, {{0, 0}, {1, 3}, {2, 0}});
-    }
-  }
-}
-
+// Columns of several slices that begin anywhere: boxes of every fourth column of floats, of every other one
+// of doubles, of every eighth of 16 bits, from boundaries before their first rows, and whole sectors written,
+// in the first tile and the last one, too, which are filled or not. (So many that they come so: see
+// GridPipelinedTiles::come_as_boxes_anywhere.)
 template <class T>
-void check_16_bits_in_boxes_anywhere(const std::vector<std::int64_t>& lengths) {
+void check_boxes_anywhere(const std::vector<std::int64_t>& lengths, std::int64_t bytes,
+                          std::pair<std::int64_t, std::int64_t> last_offsets) {
   if (!has_clusters<Exec>()) GTEST_SKIP() << "boxes need compute capability 9.0";
+  constexpr std::int64_t size = sizeof(T), sector = 32 / size, tile = size == 2 ? 128 : 64,
+                         step = tile - sector;
   for (const std::int64_t columns : lengths) {
-    constexpr std::int64_t bytes = 129 << 20;
-    const std::int64_t tiles = bytes / (2 * 112 * columns) + 1;
-    for (const std::int64_t rows : {112 * tiles + 1, 112 * tiles + 15, 112 * tiles + 16, 112 * tiles + 127}) {
+    const std::int64_t whole = step * (bytes / (size * step * columns) + 1);
+    for (const std::int64_t more : {std::int64_t(1), sector - 1, sector, tile - 1}) {
+      const std::int64_t rows = whole + more;
       for (const std::int64_t distance : {rows | 1, (rows | 3) + 3})
         check_bits_of_many_rows<T, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns, distance,
-                                         {{0, 0}, {1, 3}, {6, 1}});
+                                         {{0, 0}, {1, 3}, last_offsets});
     }
   }
 }
+TEST(CudaTiles, BoxesAnywhere) {
+  check_boxes_anywhere<float>({288, 290, 511, 513, 1000, 4097, 20480}, 129 << 20, {6, 0});
+}
+TEST(CudaTiles, DoublesInBoxesAnywhere) {
+  check_boxes_anywhere<double>({257, 300, 511, 513, 1000, 2560}, 49 << 20, {2, 0});
+}
 TEST(CudaTiles, Bfloat16InBoxesAnywhere) {
-  check_16_bits_in_boxes_anywhere<bhalf_t>({385, 511, 513, 1000, 2560});
+  check_boxes_anywhere<bhalf_t>({385, 511, 513, 1000, 2560}, 129 << 20, {6, 1});
 }
 TEST(CudaTiles, HalfInBoxesAnywhere) {
-  check_16_bits_in_boxes_anywhere<half_t>({400, 1025});
+  check_boxes_anywhere<half_t>({400, 1025}, 129 << 20, {6, 1});
 }
 
 // Wherever columns begin, how far ever they are apart, and whatever kernel has which of the rows.
