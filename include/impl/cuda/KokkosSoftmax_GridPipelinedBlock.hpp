@@ -166,6 +166,22 @@ struct GridPipelinedBlock {
     return {slice, (static_cast<int>(gridDim.x) - 1 - slice) / slices + 1, block / slices};
   }
 
+  /// The thread that produces, ahead of all: brings the first slices to L2, whichever block is going to draw
+  /// them. (Of rows whose ends a transform drops, what is read is not known here.)
+  __device__ void prefetch_first() const {
+    if (shape.rereads || shape.drops_ends || operands_stay()) return;
+    const RowGeometry& g = problem.geometry;
+    for (int i = 0; i < GridPipelinedShape::slices_prefetched; ++i) {
+      const index_type slice = blockIdx.x + static_cast<index_type>(i) * gridDim.x;
+      if (slice >= shape.all_slices) return;
+      const index_type position = slice / shape.slices,
+                       first = (slice - position * shape.slices) * shape.slice_columns;
+      const In* const x = problem.x + g.row(position).x_offset + first;
+      BulkCopy<In>(x, x + min(static_cast<index_type>(shape.slice_columns), g.columns - first), shape.x_end,
+                   nullptr)
+          .prefetch();
+    }
+  }
   /// The thread that produces, ahead of that: fills the first slots with its own tickets.
   __device__ void begin() const {
     if (operands_stay()) copy_operands_that_stay();

@@ -130,6 +130,12 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
       grid_pipelined_slots + shape.bytes_of_slots() + shape.bytes_staged());
   const bool finishes = problem.operation != Operation::logsumexp;
   const int warp = threadIdx.x / 32;
+  constexpr int groups = groups_of_publishers<Problem, kind>, publishers = groups * warps_of_group;
+  const bool produces = threadIdx.x == (publishers + warps_of_group) * 32;
+  OfBlock block{problem, shape, workspace, ring, grid_pipelined_slots, static_cast<int>(threadIdx.x % 32)};
+  if constexpr (!parks) {
+    if (produces) block.prefetch_first();
+  }
   // (One thread of a warp: the fence takes a microsecond with several.)
   if (threadIdx.x % 32 == 0 && warp < OfBlock::turn_of(shape)) {
     GridPipelinedSlot<Problem>& slot = ring[warp];
@@ -145,9 +151,6 @@ __device__ __forceinline__ void run_grid_pipelined_block(const Problem& problem,
   }
   __syncthreads();
   grid_dependency_wait();
-  constexpr int groups = groups_of_publishers<Problem, kind>, publishers = groups * warps_of_group;
-  const bool produces = threadIdx.x == (publishers + warps_of_group) * 32;
-  OfBlock block{problem, shape, workspace, ring, grid_pipelined_slots, static_cast<int>(threadIdx.x % 32)};
   // (The first copies are under way while others wait for the epoch.)
   if constexpr (!parks) {
     if (produces) block.begin();

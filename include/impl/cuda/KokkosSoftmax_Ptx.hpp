@@ -303,6 +303,17 @@ __device__ __forceinline__ void cp_async_bulk(void* to, const void* from, std::u
 #endif
 }
 
+/// cp.async.bulk.prefetch.L2 ("Data Movement and Conversion Instructions: cp.async.bulk.prefetch"): the
+/// address and the size are multiples of 16.
+__device__ __forceinline__ void cp_async_bulk_prefetch_l2(const void* from, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes)
+               : "memory");
+#else
+  __trap();
+#endif
+}
+
 /// cp.async.bulk from shared to global memory (ibidem), alone in a bulk group of its own.
 template <class... Policy>
 __device__ __forceinline__ void cp_async_bulk_store(void* to, const void* from, std::uint32_t bytes,
