@@ -18,6 +18,7 @@
 #include <impl/cuda/KokkosSoftmax_BlockPerSlicedTile.hpp>
 #include <impl/cuda/KokkosSoftmax_BlockPerWideTile.hpp>
 #include <impl/cuda/KokkosSoftmax_ClusterPerTile.hpp>
+#include <impl/cuda/KokkosSoftmax_ClusterPipelinedTiles.hpp>
 #include <impl/cuda/KokkosSoftmax_CudaRuntime.hpp>
 #include <impl/cuda/KokkosSoftmax_GridPipelinedRows.hpp>
 #include <impl/cuda/KokkosSoftmax_GridPipelinedTiles.hpp>
@@ -35,13 +36,14 @@ namespace KokkosSoftmax::impl {
 /// Tuned first; the portable kernel that takes everything last. block_per_tile, two_pass_tiles, strided_rows
 /// and split_team_rows accept by layout and length alone (see their files), because they do not give each
 /// other's bits, nor those of team_rows. (block_per_wide_tile gives those of block_per_tile;
-/// cluster_per_tile, block_per_sliced_tile and grid_pipelined_tiles those of two_pass_tiles.)
+/// cluster_pipelined_tiles, cluster_per_tile, block_per_sliced_tile and grid_pipelined_tiles those of
+/// two_pass_tiles.)
 #if defined(KOKKOS_ENABLE_CUDA)
 using SoftmaxCandidates =
     CandidateList<ThreadPerRow, QuadPerRow, TiledRows, TiledLogits, WarpPerRow, BlockPerRow,
                   BlockPerSlicedRow, SplitRows, GridPipelinedRows, BlockPerWideTile, BlockPerTile,
-                  ClusterPerTile, BlockPerSlicedTile, TwoPassTiles, GridPipelinedTiles, SimdRows, StridedRows,
-                  SplitTeamRows, TeamRows>;
+                  ClusterPipelinedTiles, ClusterPerTile, BlockPerSlicedTile, TwoPassTiles, GridPipelinedTiles,
+                  SimdRows, StridedRows, SplitTeamRows, TeamRows>;
 #elif defined(KOKKOS_ENABLE_HPX)
 // SimdRows leans on launches that have ended when they return.
 using SoftmaxCandidates = CandidateList<StridedRows, SplitTeamRows, TeamRows>;

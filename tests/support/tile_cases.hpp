@@ -18,7 +18,8 @@
 
 namespace tests {
 
-// Whether a device has clusters, which cluster_per_tile needs, and what grid_pipelined_tiles does.
+// Whether a device has clusters, which cluster_per_tile and cluster_pipelined_tiles need, and what
+// grid_pipelined_tiles does.
 template <class Exec>
 bool has_clusters() {
   return Exec().cuda_device_prop().major >= 9;
@@ -43,6 +44,55 @@ inline Case tile_case(Scalar in, std::vector<std::int64_t> extents, int axis) {
       if (masked) logit = -reference::infinity;
       if (r % 8 == 3 && column == rows.columns / 2) logit = reference::nan;
       if (r % 8 == 4 && column == rows.columns - 1) logit = reference::infinity;
+    }
+  }
+  return c;
+}
+
+// Rows of which some are special, in slices, in a thread's share of one, and as a whole.
+template <class T>
+Case special_case(const std::vector<std::int64_t>& extents, int axis) {
+  Case c;
+  c.extents = extents;
+  c.axis = axis;
+  c.logits = random_values(scalar_of<T>, c.size(), -5, 5);
+  const reference::Rows rows(extents, axis);
+  const auto logical = reference::right(extents);
+  for (std::int64_t r = 0; r < rows.rows; ++r) {
+    for (std::int64_t column = 0; column < rows.columns; ++column) {
+      auto& logit = c.logits[static_cast<std::size_t>(
+          rows.start(logical, r) + column * logical.strides[static_cast<std::size_t>(axis)])];
+      switch (r % 12) {
+        case 1:  // the first slice and more
+          if (column < rows.columns * 2 / 3) logit = -reference::infinity;
+          break;
+        case 2:  // all but one
+          if (column != rows.columns - 1) logit = -reference::infinity;
+          break;
+        case 3:
+          logit = -reference::infinity;
+          break;
+        case 4:
+          if (column == rows.columns / 2) logit = reference::nan;
+          break;
+        case 5:
+          if (column == rows.columns - 1) logit = reference::infinity;
+          break;
+        case 6:
+          if (column == 0) logit = reference::infinity;
+          if (column == rows.columns - 1) logit = reference::nan;
+          break;
+        case 7:  // a thread's share
+          if (column >= 32 && column < 64) logit = -reference::infinity;
+          break;
+        case 8:  // large, with small differences: a few units in the last place
+          logit = scalar_of<T> == Scalar::float16    ? 0x1p13 + 8 * std::floor(logit)
+                  : scalar_of<T> == Scalar::bfloat16 ? 0x1p13 + 64 * std::floor(logit)
+                                                     : 0x1p20 + std::floor(logit) / 8;
+          break;
+        default:
+          break;
+      }
     }
   }
   return c;
@@ -223,19 +273,19 @@ struct NoTransform {
 
 // Of many rows, columns so far apart and from so many elements on in x and y: all of y, also what lies
 // between columns, is that of an implementation with the same bits. with_transform(rows, distance, use) calls
-// use with the transform.
+// use with the transform. `sums`: whether logsumexp, too.
 template <class T, class Exec, class WithTransform = NoTransform>
 void check_bits_of_many_rows(const char* implementation, const char* whose_bits, std::int64_t rows,
                              std::int64_t columns, std::int64_t distance,
                              const std::vector<std::pair<std::int64_t, std::int64_t>>& offsets,
-                             const WithTransform& with_transform = {}) {
+                             const WithTransform& with_transform = {}, bool sums = true) {
   using Memory = Kokkos::View<T*, typename Exec::memory_space>;
   using View = Kokkos::View<T**, Kokkos::LayoutStride, typename Exec::memory_space>;
   const Exec exec;
   constexpr std::int64_t most_offset = 8;
   const std::int64_t size = distance * columns + most_offset;
-  const Memory x("x", size), y("y", size), expected("expected", size), sums("lse", rows),
-      expected_sums("expected lse", rows);
+  const Memory x("x", size), y("y", size), expected("expected", size), lse("lse", rows),
+      expected_lse("expected lse", rows);
   const auto matrix = [&](const Memory& memory, std::int64_t offset) {
     return View(memory.data() + offset,
                 Kokkos::LayoutStride(static_cast<std::size_t>(rows), 1, static_cast<std::size_t>(columns),
@@ -246,6 +296,8 @@ void check_bits_of_many_rows(const char* implementation, const char* whose_bits,
   for (const auto& [of_x, of_y] : offsets) {
     ASSERT_LE(std::max(of_x, of_y), most_offset);
     for (const auto operation : operations) {
+      const bool reduces = operation == Operation::logsumexp;
+      if (reduces && !sums) continue;
       const auto run = [&](const char* forced_one, const Memory& to, const Memory& to_sums) {
         Kokkos::deep_copy(exec, to, T(7.0f));
         const ks::ScopedImplementation forced(forced_one);
@@ -254,10 +306,9 @@ void check_bits_of_many_rows(const char* implementation, const char* whose_bits,
         });
         EXPECT_STREQ(ks::last_implementation(), forced_one);
       };
-      run(implementation, y, sums);
-      run(whose_bits, expected, expected_sums);
-      const bool reduces = operation == Operation::logsumexp;
-      const std::int64_t different = reduces ? count_different(exec, sums.data(), expected_sums.data(), rows)
+      run(implementation, y, lse);
+      run(whose_bits, expected, expected_lse);
+      const std::int64_t different = reduces ? count_different(exec, lse.data(), expected_lse.data(), rows)
                                              : count_different(exec, y.data(), expected.data(), size);
       EXPECT_EQ(different, 0) << reference::name(operation) << ' ' << ks::scalar_name<T>() << ", " << rows
                               << " rows of " << columns << ", " << distance << " apart, offsets " << of_x
@@ -304,8 +355,8 @@ std::set<std::string> check_tiles(const Exec& exec, const Case& c, const Transfo
   check<In, Out, rank>(exec, c, false, transform...);
   std::set<std::string> ran;
   for (auto operation : operations) {
-    for (const char* const implementation :
-         {"block_per_wide_tile", "cluster_per_tile", "block_per_sliced_tile", "two_pass_tiles"}) {
+    for (const char* const implementation : {"block_per_wide_tile", "cluster_pipelined_tiles",
+                                             "cluster_per_tile", "block_per_sliced_tile", "two_pass_tiles"}) {
       if (run_case<In, Out, rank>(exec, operation, c, implementation, transform...))
         ran.insert(implementation);
     }

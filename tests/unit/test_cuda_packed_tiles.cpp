@@ -174,11 +174,9 @@ Kokkos::View<T*, Kokkos::CudaSpace> many(std::int64_t size) {
   return operand;
 }
 
-template <class T>
-void check_bits(const char* implementation, const char* whose_bits, std::int64_t columns) {
-  const auto check_with = [&](const auto& with_transform) {
-    check_bits_of_pairs<T, Exec>(implementation, whose_bits, columns, with_transform);
-  };
+// check_rows(with_transform) for each transform, see check_bits_of_many_rows.
+template <class T, class CheckRows>
+void check_transforms(std::int64_t columns, const CheckRows& check_rows) {
   const auto temperatures = [](std::int64_t rows) {
     return ks::temperature(many<float, ManyTemperatures>(rows));
   };
@@ -192,19 +190,25 @@ void check_bits(const char* implementation, const char* whose_bits, std::int64_t
                                                                       static_cast<std::size_t>(distance)))));
   };
   for (const double factor : {0.7, 70.0, -0.5}) {
-    check_with([&](std::int64_t, std::int64_t, const auto& use) { use(ks::scale(factor)); });
+    check_rows([&](std::int64_t, std::int64_t, const auto& use) { use(ks::scale(factor)); });
   }
-  check_with([&](std::int64_t rows, std::int64_t, const auto& use) { use(temperatures(rows)); });
-  check_with([&](std::int64_t rows, std::int64_t distance, const auto& use) {
+  check_rows([&](std::int64_t rows, std::int64_t, const auto& use) { use(temperatures(rows)); });
+  check_rows([&](std::int64_t rows, std::int64_t distance, const auto& use) {
     const auto [flags, keep] = mask(rows, distance);
     use(keep);
   });
   if constexpr (std::is_same_v<T, bhalf_t>) {  // (a minute of the compiler's for each)
-    check_with([&](std::int64_t rows, std::int64_t distance, const auto& use) {
+    check_rows([&](std::int64_t rows, std::int64_t distance, const auto& use) {
       const auto [flags, keep] = mask(rows, distance);
       use(keep | temperatures(rows));
     });
   }
+}
+template <class T>
+void check_bits(const char* implementation, const char* whose_bits, std::int64_t columns) {
+  check_transforms<T>(columns, [&](const auto& with_transform) {
+    check_bits_of_pairs<T, Exec>(implementation, whose_bits, columns, with_transform);
+  });
 }
 TEST(CudaPackedTiles, SameBitsOfTwoPasses) {
   if (!has_clusters<Exec>()) GTEST_SKIP() << "the other kernel needs compute capability 9.0";
@@ -231,17 +235,35 @@ TEST(CudaPackedTiles, BoxesAnywhere) {
     const std::int64_t rows = 112 * ((129 << 20) / (2 * 112 * columns) + 1) + 113;
     for (const std::int64_t distance : {rows | 1, (rows | 3) + 3}) {
       for (const double factor : {0.7, -0.5}) {
-        check_bits_of_many_rows<bhalf_t, Exec>(
-            "grid_pipelined_tiles", "two_pass_tiles", rows, columns, distance, {{0, 0}, {1, 3}, {6, 1}},
-            [&](std::int64_t, std::int64_t, const auto& use) { use(ks::scale(factor)); });
+        const auto with_factor = [&](std::int64_t, std::int64_t, const auto& use) { use(ks::scale(factor)); };
+        check_bits_of_many_rows<bhalf_t, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns,
+                                               distance, {{0, 0}, {1, 3}, {6, 1}}, with_factor);
+        check_bits_of_many_rows<bhalf_t, Exec>("cluster_pipelined_tiles", "two_pass_tiles", rows, columns,
+                                               distance, {{0, 0}, {1, 3}}, with_factor, false);
       }
+      const auto with_mask = [&](std::int64_t, std::int64_t, const auto& use) {
+        use(ks::scale(0.7) | ks::causal(columns / 2));
+      };
       check_bits_of_many_rows<bhalf_t, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns,
-                                             distance, {{0, 0}, {5, 2}},
-                                             [&](std::int64_t, std::int64_t, const auto& use) {
-                                               use(ks::scale(0.7) | ks::causal(columns / 2));
-                                             });
+                                             distance, {{0, 0}, {5, 2}}, with_mask);
+      check_bits_of_many_rows<bhalf_t, Exec>("cluster_pipelined_tiles", "two_pass_tiles", rows, columns,
+                                             distance, {{5, 2}}, with_mask, false);
     }
   }
+}
+// On boundaries of 32 bytes and of 16, in boxes and in wide ones.
+TEST(CudaPackedTiles, SameBitsOfClusters) {
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
+  const auto check = [](auto scalar, std::int64_t columns) {
+    using T = decltype(scalar);
+    const std::int64_t rows = 128 * 300 / ((columns + 255) / 256);
+    check_transforms<T>(columns, [&](const auto& with_transform) {
+      check_bits_of_many_rows<T, Exec>("cluster_pipelined_tiles", "two_pass_tiles", rows - 2, columns, rows,
+                                       {{0, 0}, {8, 8}}, with_transform);
+    });
+  };
+  for (const std::int64_t columns : {300, 512, 1024}) check(bhalf_t(0.0f), columns);
+  check(half_t(0.0f), 700);
 }
 TEST(CudaPackedTiles, SameBitsOfSlicedTiles) {
   for (const std::int64_t columns : {257, 512}) {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../support/cuda_graph.hpp"
@@ -92,43 +93,42 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   // Boxes are copied faster, but where they would write sectors in part. And half of 16 bits are no pairs.
   const char* const several = has_clusters<Exec>() ? "cluster_per_tile" : twice;
   if (has_clusters<Exec>()) {
-    expect_implementation<float>(280, 130001, in_block);
-    expect_implementation<float>(300, 100001, in_block);
-    expect_implementation<float>(300, 100000, in_block);
-    expect_implementation<float>(400, 80001, several, in_block);
-    expect_implementation<float>(600, 50001, several, twice);
-    expect_implementation<float>(600, 100000, sliced);
+    // (Of rows of several slices, of which there are not so many that clusters have them:
+    // test_cuda_cluster_tiles.)
+    expect_implementation<float>(300, 50001, in_block);
+    expect_implementation<float>(300, 30000, in_block);
+    expect_implementation<float>(400, 40001, several, in_block);
+    expect_implementation<float>(600, 25001, several, twice);
+    expect_implementation<float>(600, 16000, sliced);
     // From memory, every fourth column in its boxes, and whole sectors written.
-    expect_implementation<float>(300, 120001, sliced, in_block);
-    expect_implementation<float>(600, 60001, sliced, twice);
+    expect_implementation<float>(270, 130001, in_block);
+    expect_implementation<float>(2500, 20001, sliced, twice);
     expect_implementation<float>(20001, 2001, sliced, twice);
     expect_implementation<float>(22001, 2001, twice);
     expect_implementation<half_t>(300, 100001, in_block, twice);
-    expect_implementation<half_t>(500, 100001, several, twice);
-    expect_implementation<half_t>(500, 100000, sliced);
-    expect_implementation<half_t>(600, 100001, twice);
-    expect_implementation<half_t>(600, 100002, twice);
-    expect_implementation<half_t>(384, 200001, in_block, twice);
-    expect_implementation<half_t>(385, 200001, sliced, twice);
+    expect_implementation<half_t>(500, 60001, in_block, twice);
+    expect_implementation<half_t>(500, 40000, sliced);
+    expect_implementation<half_t>(600, 50001, twice);
+    expect_implementation<half_t>(600, 50002, twice);
+    expect_implementation<half_t>(350, 200001, in_block, twice);
+    expect_implementation<half_t>(1100, 70001, sliced, twice);
     expect_implementation<bhalf_t>(2560, 30001, sliced, twice);
     expect_implementation<bhalf_t>(2561, 30001, twice);
     // Of doubles every other one.
     expect_implementation<double>(256, 30001, in_block);
-    expect_implementation<double>(300, 30001, sliced, twice);
+    expect_implementation<double>(300, 24001, sliced, twice);
     expect_implementation<double>(300, 20001, in_block, twice);
-    expect_implementation<double>(600, 20002, sliced, twice);
+    expect_implementation<double>(1100, 8002, sliced, twice);
     expect_implementation<double>(2560, 5001, sliced, twice);
     expect_implementation<double>(2561, 5001, twice);
     // Wide boxes write whole sectors but for their edges.
-    expect_implementation<float>(300, 100004, in_block);
-    expect_implementation<float>(400, 100004, sliced, in_block);
-    expect_implementation<float>(512, 100004, several, in_block);
-    expect_implementation<float>(600, 100004, sliced);
+    expect_implementation<float>(300, 30004, in_block);
+    expect_implementation<float>(400, 40004, sliced, in_block);
+    expect_implementation<float>(512, 30004, several, in_block);
+    expect_implementation<float>(600, 25004, sliced);
     expect_implementation<float>(10000, 4004, sliced, twice);
     expect_implementation<bhalf_t>(4000, 20008, sliced, twice);
     expect_implementation<bhalf_t>(4000, 20004, twice);
-    // From memory, where a row fills its slices, they are faster on all boundaries.
-    expect_implementation<float>(512, 100000, sliced, in_block);
     expect_implementation<float>(512, 10000, in_block);
   }
   // What cannot wait in shared memory as it is written, and of which there is too much to wait for.
@@ -144,56 +144,7 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   expect_implementation<bhalf_t>(50000, 1024, twice);
   for (const std::int64_t side : {13, 14, 28}) expect_implementation_of_images<float>(side, in_block);
   expect_implementation_of_images<bhalf_t>(13, in_block);
-  if (has_clusters<Exec>()) expect_implementation_of_images<bhalf_t>(28, sliced);
-}
-
-// Rows of which some are special, in slices, in a thread's share of one, and as a whole.
-template <class T>
-Case special_case(std::vector<std::int64_t> extents, int axis) {
-  Case c;
-  c.extents = extents;
-  c.axis = axis;
-  c.logits = random_values(scalar_of<T>, c.size(), -5, 5);
-  const reference::Rows rows(extents, axis);
-  const auto logical = reference::right(extents);
-  for (std::int64_t r = 0; r < rows.rows; ++r) {
-    for (std::int64_t column = 0; column < rows.columns; ++column) {
-      auto& logit = c.logits[static_cast<std::size_t>(
-          rows.start(logical, r) + column * logical.strides[static_cast<std::size_t>(axis)])];
-      switch (r % 12) {
-        case 1:  // the first slice and more
-          if (column < rows.columns * 2 / 3) logit = -reference::infinity;
-          break;
-        case 2:  // all but one
-          if (column != rows.columns - 1) logit = -reference::infinity;
-          break;
-        case 3:
-          logit = -reference::infinity;
-          break;
-        case 4:
-          if (column == rows.columns / 2) logit = reference::nan;
-          break;
-        case 5:
-          if (column == rows.columns - 1) logit = reference::infinity;
-          break;
-        case 6:
-          if (column == 0) logit = reference::infinity;
-          if (column == rows.columns - 1) logit = reference::nan;
-          break;
-        case 7:  // a thread's share
-          if (column >= 32 && column < 64) logit = -reference::infinity;
-          break;
-        case 8:  // large, with small differences: a few units in the last place
-          logit = scalar_of<T> == Scalar::float16    ? 0x1p13 + 8 * std::floor(logit)
-                  : scalar_of<T> == Scalar::bfloat16 ? 0x1p13 + 64 * std::floor(logit)
-                                                     : 0x1p20 + std::floor(logit) / 8;
-          break;
-        default:
-          break;
-      }
-    }
-  }
-  return c;
+  if (has_clusters<Exec>()) expect_implementation_of_images<bhalf_t>(28, "cluster_pipelined_tiles");
 }
 
 // In the layout that was given and others: padded, in place, off boundaries.
@@ -692,9 +643,11 @@ TEST(CudaTiles, ReservedForMoreRows) {
 
 // What was reserved for columns on boundaries can be captured for such as begin anywhere, and for few rows,
 // and the other way round.
+struct NamesOfRows {
+  const char *on_boundaries, *between, *elsewhere, *of_few;
+};
 template <class T>
-void check_reserved_for_other_alignments(std::int64_t columns, const char* usual, const char* elsewhere,
-                                         std::size_t nodes_elsewhere) {
+void check_reserved_for_other_alignments(std::int64_t columns, const NamesOfRows& names) {
   using View = Kokkos::View<T**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
   // A boundary of 16 bytes that is none of 32.
   const int between = 40000 - 16 / static_cast<int>(sizeof(T));
@@ -711,10 +664,13 @@ void check_reserved_for_other_alignments(std::int64_t columns, const char* usual
       exec.fence();
       const View x("x", rows, columns), y("y", rows, columns);
       const Graph graph(stream, [&] { ks::softmax(exec, x, y); });
-      const bool is_elsewhere = rows % 2 != 0 && rows > 77;
-      EXPECT_STREQ(ks::last_implementation(), is_elsewhere ? elsewhere : usual);
+      const char* const expected = rows == 77        ? names.of_few
+                                   : rows == between ? names.between
+                                   : rows % 2 != 0   ? names.elsewhere
+                                                     : names.on_boundaries;
+      EXPECT_STREQ(ks::last_implementation(), expected);
       EXPECT_EQ(graph.failure(), "") << rows << " rows, reserved for " << most;
-      EXPECT_EQ(graph.nodes(), is_elsewhere ? nodes_elsewhere : 1u);
+      EXPECT_EQ(graph.nodes(), std::string_view(expected) == "two_pass_tiles" ? 3u : 1u);
       for (int launch = 0; launch < 2; ++launch) graph.launch();
       exec.fence();
       const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), y);
@@ -728,10 +684,12 @@ void check_reserved_for_other_alignments(std::int64_t columns, const char* usual
 }
 TEST(CudaTiles, ReservedForOtherAlignments) {
   if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
-  check_reserved_for_other_alignments<float>(300, "block_per_sliced_tile", "block_per_sliced_tile", 1);
-  check_reserved_for_other_alignments<float>(600, "grid_pipelined_tiles", "cluster_per_tile", 1);
-  check_reserved_for_other_alignments<float>(5000, "grid_pipelined_tiles", "grid_pipelined_tiles", 1);
-  check_reserved_for_other_alignments<bhalf_t>(600, "grid_pipelined_tiles", "two_pass_tiles", 3);
+  const char *const clusters = "cluster_pipelined_tiles", *const grid = "grid_pipelined_tiles",
+                    *const in_block = "block_per_sliced_tile";
+  check_reserved_for_other_alignments<float>(300, {in_block, in_block, in_block, in_block});
+  check_reserved_for_other_alignments<float>(600, {clusters, clusters, clusters, grid});
+  check_reserved_for_other_alignments<float>(5000, {grid, grid, grid, grid});
+  check_reserved_for_other_alignments<bhalf_t>(600, {clusters, grid, "two_pass_tiles", grid});
 }
 
 }  // namespace

@@ -42,6 +42,11 @@ void check_chain(Case c) {
   if (columns <= 256 && !is_double) expected.insert("block_per_wide_tile");
   if (columns > 256 && columns <= 4096 && std::is_same_v<In, float> && has_clusters<Exec>())
     expected.insert("cluster_per_tile");
+  // (Where columns begin on boundaries of 16 bytes in any of the layouts.)
+  constexpr std::int64_t unit = 16 / static_cast<std::int64_t>(sizeof(Out));
+  if (columns > (is_double ? 128 : 256) && columns <= (is_double ? 2048 : 4096) && c.extents[1] % unit == 0 &&
+      std::is_same_v<In, Out> && has_clusters<Exec>())
+    expected.insert("cluster_pipelined_tiles");
   if (columns > (is_double ? 128 : 256)) expected.insert("two_pass_tiles");
   if (columns > (is_double ? 128 : 256) && columns <= (is_double ? 512 : 1024))
     expected.insert("block_per_sliced_tile");
@@ -121,9 +126,8 @@ TEST(CudaTransformedTiles, MasksAndSumsOfBfloat16) {
   check_masks_and_sums<bhalf_t>();
 }
 
-// A mask as large as x, in boxes as x is, comes with it in the ring, which is chosen for that.
+// A mask as large as x, in boxes as x is, comes with it in rings, which are chosen for that.
 TEST(CudaTransformedTiles, MasksOfFloatDecideWhoRuns) {
-  const std::string of_ring = has_clusters<Exec>() ? "grid_pipelined_tiles" : "two_pass_tiles";
   for (const std::int64_t columns : {300, 512}) {
     for (const std::int64_t rows : {64, 72, 77}) {
       auto c = tile_case(Scalar::float32, {columns, rows}, 0);
@@ -134,12 +138,14 @@ TEST(CudaTransformedTiles, MasksOfFloatDecideWhoRuns) {
         check_tiles<float, float, 2>(Exec(), laid_out, ks::mask(o.keep.template view<2>()));
       });
     }
-    constexpr std::int64_t many = 40000;
-    const Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", many, columns),
-        y("y", many, columns);
-    const Kokkos::View<bool**, Kokkos::LayoutLeft, Kokkos::CudaSpace> keep("keep", many, columns);
-    ks::softmax(Exec(), x, y, ks::mask(keep));
-    EXPECT_EQ(ks::last_implementation(), of_ring) << columns;
+    const char* const ring_of_many = columns == 300 ? "grid_pipelined_tiles" : "cluster_pipelined_tiles";
+    for (const auto& [many, ring] : {std::pair(20000, "grid_pipelined_tiles"), {40000, ring_of_many}}) {
+      const Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", many, columns),
+          y("y", many, columns);
+      const Kokkos::View<bool**, Kokkos::LayoutLeft, Kokkos::CudaSpace> keep("keep", many, columns);
+      ks::softmax(Exec(), x, y, ks::mask(keep));
+      EXPECT_STREQ(ks::last_implementation(), has_clusters<Exec>() ? ring : "two_pass_tiles") << columns;
+    }
   }
   Exec().fence();
 }
@@ -147,7 +153,8 @@ TEST(CudaTransformedTiles, MasksOfFloatDecideWhoRuns) {
 // By length and type, as without a transform.
 TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
   const std::string sliced = has_clusters<Exec>() ? "grid_pipelined_tiles" : "two_pass_tiles",
-                    several = has_clusters<Exec>() ? "cluster_per_tile" : "two_pass_tiles";
+                    several = has_clusters<Exec>() ? "cluster_per_tile" : "two_pass_tiles",
+                    many = has_clusters<Exec>() ? "cluster_pipelined_tiles" : "two_pass_tiles";
   const auto expect = [](auto scalar, std::int64_t columns, std::int64_t rows, const std::string& expected) {
     using T = decltype(scalar);
     const Kokkos::View<T**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", rows, columns),
@@ -175,10 +182,15 @@ TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
   expect(0.0f, 256, 100001, "block_per_wide_tile");
   expect(0.0f, 300, 40001, "block_per_sliced_tile");
   expect(0.0f, 400, 40001, several);
-  expect(0.0f, 400, 100001, sliced);
+  expect(0.0f, 400, 100001, many);
   expect(0.0f, 300, 40000, "block_per_sliced_tile");
-  expect(0.0f, 600, 40000, sliced);
-  expect(bhalf_t(0.0f), 1000, 40000, sliced);
+  expect(0.0f, 300, 250000, has_clusters<Exec>() ? many : "block_per_sliced_tile");
+  expect(0.0f, 600, 16000, sliced);
+  expect(0.0f, 600, 40000, many);
+  expect(0.0, 600, 16000, many);
+  expect(bhalf_t(0.0f), 1000, 20000, sliced);
+  expect(bhalf_t(0.0f), 1000, 40000, many);
+  expect(bhalf_t(0.0f), 1100, 40000, sliced);
   expect(bhalf_t(0.0f), 1000, 40001, "block_per_sliced_tile");
   // Where columns do not begin on boundaries, by how many slices there are to wait for.
   expect(0.0f, 5000, 4000, sliced);
@@ -209,6 +221,33 @@ TEST(CudaTransformedTiles, BoxesAnywhere) {
     for (const std::int64_t distance : {rows | 1, (rows | 3) + 3})
       check_bits_of_many_rows<float, Exec>("grid_pipelined_tiles", "two_pass_tiles", rows, columns, distance,
                                            {{0, 0}, {1, 3}, {6, 0}}, with_ripple);
+  }
+}
+// The blocks of clusters: on boundaries of 32 bytes, and floats on those of 16 and anywhere, in turn.
+template <class T>
+void check_bits_of_cluster_pipelined(std::int64_t columns) {
+  constexpr std::int64_t slice = sizeof(T) == 8 ? 128 : 256;
+  const std::int64_t rows = 64 * (700 / ((columns + slice - 1) / slice)) + 48;
+  const auto check = [&](std::int64_t distance, std::vector<std::pair<std::int64_t, std::int64_t>> offsets,
+                         bool sums) {
+    check_bits_of_many_rows<T, Exec>(
+        "cluster_pipelined_tiles", "two_pass_tiles", rows, columns, distance, offsets,
+        [columns](std::int64_t, std::int64_t, const auto& use) {
+          use(ks::transform(Ripple{}) | ks::causal(columns / 2));
+        },
+        sums);
+  };
+  check(rows, {{0, 0}, {8, 8}}, true);
+  check(rows + 32, {{0, 8}}, true);
+  if constexpr (std::is_same_v<T, float>) check(rows + 3, {{0, 0}, {1, 3}}, false);
+}
+TEST(CudaTransformedTiles, SameBitsOfClusterPipelined) {
+  if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
+  for (const std::int64_t columns : {257, 512, 1000, 2048, 4096}) {
+    check_bits_of_cluster_pipelined<float>(columns);
+    check_bits_of_cluster_pipelined<half_t>(columns);
+    check_bits_of_cluster_pipelined<bhalf_t>(columns);
+    check_bits_of_cluster_pipelined<double>((columns + 1) / 2);
   }
 }
 TEST(CudaTransformedTiles, SameBitsOfFloat) {

@@ -146,7 +146,7 @@ struct BlockPerSlicedTile {
     constexpr const char *boxes_are_faster = "boxes of columns are copied faster",
                          *several_are_faster = "slices that several blocks have are faster";
     const bool few = slices_of_tiles(problem) <= few_slices,
-               by_boxes = GridPipelinedTiles::come_as_boxes(problem, 16);
+               by_boxes = BoxesOfTiles::come_as_boxes(problem, 16);
     if (GridPipelinedTiles::come_as_boxes_anywhere(problem)) return boxes_are_faster;
     if constexpr (sizeof(typename Problem::In) == 8) {
       // (One H200, double, grid_pipelined_tiles and this kernel: 300 columns 0.71 and 0.53, 512 0.76 and
@@ -155,7 +155,7 @@ struct BlockPerSlicedTile {
       // and 0.50, a bias as large as x 0.60 and 0.56, but GELU 0.32 and 0.33.)
       constexpr index_type few_columns = 232;
       const bool by_whole_sectors =
-          problem.geometry.rank <= 1 && GridPipelinedTiles::come_as_boxes(problem, 32) &&
+          problem.geometry.rank <= 1 && BoxesOfTiles::come_as_boxes(problem, 32) &&
           (!few || (problem.operation != Operation::logsumexp && problem.geometry.columns < few_columns));
       return by_whole_sectors ? boxes_are_faster : "";
     }

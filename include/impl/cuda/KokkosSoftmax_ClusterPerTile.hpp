@@ -196,7 +196,7 @@ struct ClusterPerTile {
     // factor 0.78 and 0.91, GELU 0.63 and 0.74, a bias as large as x 0.66 and 0.72, one for all rows 0.63 and
     // 0.68, a mask 0.62 and 0.65, 4000 with a factor 0.77 and 0.72; 20 x 20 of bfloat16 0.60 and 0.68, 0.79
     // and 0.91, 0.71 and 0.72; but 28 x 28, which fill boxes, 1000 columns 0.93 and 0.88, 1.04 and 0.90.)
-    if (GridPipelinedTiles::come_as_boxes(problem, is_16_bit || has_transform_v<Problem> || !few ? 16 : 32))
+    if (BoxesOfTiles::come_as_boxes(problem, is_16_bit || has_transform_v<Problem> || !few ? 16 : 32))
       return "boxes of columns are copied faster";
     // (By grid_pipelined_tiles and this kernel float with a factor, a bias as large as x, one for all rows, a
     // mask, a temperature and GELU, 1000 columns 0.44 and 0.55, 0.48 and 0.56, 0.43 and 0.49, 0.44 and 0.50,

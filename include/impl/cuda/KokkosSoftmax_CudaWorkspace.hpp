@@ -12,6 +12,8 @@
 #include <impl/cuda/KokkosSoftmax_Ptx.hpp>
 #include <impl/cuda/KokkosSoftmax_RowMath.hpp>
 
+#include <array>
+
 #include <cooperative_groups.h>
 
 namespace KokkosSoftmax::impl {
@@ -48,9 +50,12 @@ template <>
 struct PartialWords<float> {
   Word16 word;
 
+  __device__ static PartialWords of(const PartialSoftmax<float>& p, std::uint32_t epoch) {
+    return {{bits_as<std::uint64_t>(p.sum.sum),
+             static_cast<std::uint64_t>(epoch) << 32 | bits_as<std::uint32_t>(p.max)}};
+  }
   __device__ static void publish(PartialWords* to, const PartialSoftmax<float>& p, std::uint32_t epoch) {
-    st_relaxed_gpu_b128(&to->word, {bits_as<std::uint64_t>(p.sum.sum),
-                                    static_cast<std::uint64_t>(epoch) << 32 | bits_as<std::uint32_t>(p.max)});
+    st_relaxed_gpu_b128(&to->word, of(p, epoch).word);
   }
   __device__ static PartialWords load(const PartialWords* from) { return {ld_relaxed_gpu_b128(&from->word)}; }
   __device__ bool is_of(std::uint32_t epoch) const { return word.high >> 32 == epoch; }
@@ -63,11 +68,15 @@ template <>
 struct PartialWords<double> {
   Word16 word, rest;
 
-  __device__ static void publish(PartialWords* to, const PartialSoftmax<double>& p, std::uint32_t epoch) {
+  __device__ static PartialWords of(const PartialSoftmax<double>& p, std::uint32_t epoch) {
     const std::uint64_t tag = static_cast<std::uint64_t>(epoch) << 32;
-    st_relaxed_gpu_b128(&to->word, {bits_as<std::uint64_t>(p.sum.sum),
-                                    tag | bits_as<std::uint32_t>(static_cast<float>(p.sum.low))});
-    st_relaxed_gpu_b128(&to->rest, {bits_as<std::uint64_t>(p.max), tag});
+    return {{bits_as<std::uint64_t>(p.sum.sum), tag | bits_as<std::uint32_t>(static_cast<float>(p.sum.low))},
+            {bits_as<std::uint64_t>(p.max), tag}};
+  }
+  __device__ static void publish(PartialWords* to, const PartialSoftmax<double>& p, std::uint32_t epoch) {
+    const PartialWords words = of(p, epoch);
+    st_relaxed_gpu_b128(&to->word, words.word);
+    st_relaxed_gpu_b128(&to->rest, words.rest);
   }
   __device__ static PartialWords load(const PartialWords* from) {
     return {ld_relaxed_gpu_b128(&from->word), ld_relaxed_gpu_b128(&from->rest)};
@@ -311,6 +320,33 @@ int largest_cluster(Kernel kernel, int device, dim3 threads, std::size_t shared_
     check_cuda(cudaOccupancyMaxPotentialClusterSize(&blocks, kernel, &config),
                "cudaOccupancyMaxPotentialClusterSize");
     return blocks;
+  });
+}
+
+/// How many clusters of a kernel, of each number of blocks up to `most`, the device has at once. Asked for
+/// likewise, and then allowed.
+template <int most, class Kernel>
+const std::array<int, most + 1>& resident_clusters(Kernel kernel, int device, int threads, int shared_bytes) {
+  return asked_once(kernel, device, [&] {
+    std::array<int, most + 1> clusters{};
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+               "cudaFuncSetAttribute");
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               "cudaFuncSetAttribute");
+    for (int blocks = 1; blocks <= most; ++blocks) {
+      cudaLaunchAttribute attribute{};
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+      cudaLaunchConfig_t config{};
+      config.gridDim = dim3(static_cast<unsigned>(blocks));
+      config.blockDim = dim3(static_cast<unsigned>(threads));
+      config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+      config.attrs = &attribute;
+      config.numAttrs = 1;
+      check_cuda(cudaOccupancyMaxActiveClusters(&clusters[static_cast<std::size_t>(blocks)], kernel, &config),
+                 "cudaOccupancyMaxActiveClusters");
+    }
+    return clusters;
   });
 }
 

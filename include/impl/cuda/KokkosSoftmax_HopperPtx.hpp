@@ -146,6 +146,33 @@ __device__ __forceinline__ void st_shared_cluster_b128(Word16* here, unsigned ra
 #endif
 }
 
+/// mapa.shared::cluster, st.async.shared::cluster.mbarrier::complete_tx::bytes: likewise 16 bytes, or 4,
+/// which that block's barrier, in the place of this one's `counter`, counts.
+__device__ __forceinline__ void st_async_b128(Word16* here, unsigned rank, const Word16& word,
+                                              Mbarrier* counter) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b32 there, counter; mapa.shared::cluster.u32 there, %0, %2; "
+      "mapa.shared::cluster.u32 counter, %1, %2; "
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [there], {%3, %4}, [counter]; }" ::"r"(
+          shared_address(here)),
+      "r"(shared_address(counter)), "r"(rank), "l"(word.low), "l"(word.high)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void st_async_b32(unsigned* here, unsigned rank, unsigned word,
+                                             Mbarrier* counter) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b32 there, counter; mapa.shared::cluster.u32 there, %0, %2; "
+      "mapa.shared::cluster.u32 counter, %1, %2; "
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [counter]; }" ::"r"(
+          shared_address(here)),
+      "r"(shared_address(counter)), "r"(rank), "r"(word)
+      : "memory");
+#endif
+}
+
 /// mapa.shared::cluster, mbarrier.arrive.shared::cluster: at what another block of the cluster has in the
 /// place of this one's barrier. (Releases nothing to it: that would wait for all that was written.)
 __device__ __forceinline__ void mbarrier_arrive_cluster(std::uint32_t barrier, unsigned rank) {

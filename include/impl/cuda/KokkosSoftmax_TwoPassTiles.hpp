@@ -593,7 +593,7 @@ struct TwoPassTiles {
       // GELU 0.395 and 0.26, 0.40 and 0.28; logsumexp, of half a copy, 1000 0.53 and 0.68.)
       constexpr index_type many_slices_of_double = 128;
       return problem.operation != Operation::logsumexp && g.rank <= 1 && slices <= many_slices_of_double &&
-                     GridPipelinedTiles::come_as_boxes(problem, 32)
+                     BoxesOfTiles::come_as_boxes(problem, 32)
                  ? boxes_are_faster
                  : "";
     }
@@ -602,7 +602,7 @@ struct TwoPassTiles {
     if (ceil_div(g.rows, TileBlock<Problem>::lanes) * slices <
         2 * exec.cuda_device_prop().multiProcessorCount)
       return "there are too few rows for three kernels";
-    const bool by_boxes = GridPipelinedTiles::come_as_boxes(problem, 16);
+    const bool by_boxes = BoxesOfTiles::come_as_boxes(problem, 16);
     if (problem.operation == Operation::logsumexp) {
       // (Of reading at a copy's speed: float 512 columns 0.85 and 0.81, 2000 0.85 and 0.87, 65536 0.58 and
       // 0.94; that begin anywhere 512 0.59 and 0.77, 65536 0.48 and 0.89.)
