@@ -311,7 +311,7 @@ struct ClusterPipelinedTiles {
     if (slices > most_blocks_of_tile) return "a row has too many slices for a cluster";
     std::string_view refusal = "columns do not lie so that they could be copied as boxes";
     with_boxes(problem, [&](auto tiles) {
-      refusal = clusters<typename decltype(tiles)::type>(exec)[static_cast<std::size_t>(slices)] > 0
+      refusal = has_room<typename decltype(tiles)::type>(exec, problem)
                     ? ""
                     : "the device has no room for such a cluster";
     });
@@ -372,7 +372,10 @@ struct ClusterPipelinedTiles {
   static void run(const Exec& exec, const Problem& problem) {
     // `reserve` launches over no rows: that loads all kernels, which a capture could not do.
     if (problem.geometry.rows == 0) {
-      for_each_kind<Problem>([&](auto tiles) { launch<typename decltype(tiles)::type>(exec, problem, {}); });
+      for_each_kind<Problem>([&](auto tiles) {
+        using Tiles = typename decltype(tiles)::type;
+        if (has_room<Tiles>(exec, problem)) launch<Tiles>(exec, problem, {});
+      });
       return;
     }
     with_boxes(problem, [&](auto tiles) {
@@ -463,22 +466,26 @@ struct ClusterPipelinedTiles {
       &cluster_pipelined_tiles_kernel<Tiles::come, Tiles::rows_of_lane, typename Tiles::Problem>;
   template <class Tiles>
   static constexpr int shared_bytes = sizeof(typename Tiles::SharedBlock);
-  /// How many clusters the device has at once, of each number of blocks.
+  /// How many clusters of as many blocks as a row has slices the device has at once.
   template <class Tiles>
-  static const auto& clusters(const Kokkos::Cuda& exec) {
+  static index_type clusters(const Kokkos::Cuda& exec, const typename Tiles::Problem& problem) {
     return resident_clusters<most_blocks_of_tile>(kernel<Tiles>, exec.cuda_device(), Tiles::Sides::threads,
-                                                  shared_bytes<Tiles>);
+                                                  shared_bytes<Tiles>)
+        .at(static_cast<std::size_t>(slices_of_tiles(problem)));
+  }
+  template <class Tiles>
+  static bool has_room(const Kokkos::Cuda& exec, const typename Tiles::Problem& problem) {
+    return clusters<Tiles>(exec, problem) > 0;
   }
 
   template <class Tiles>
   static void launch(const Kokkos::Cuda& exec, const typename Tiles::Problem& problem,
                      const TileBoxes<Tiles::come>& boxes) {
     const index_type slices = slices_of_tiles(problem), tiles = BoxesOfTiles::tiles_of(problem, boxes);
-    const auto most = static_cast<index_type>(clusters<Tiles>(exec)[static_cast<std::size_t>(slices)]);
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
       launch_clusters(
           exec, kernel<Tiles>, true, static_cast<unsigned>(slices),
-          static_cast<unsigned>(std::clamp<index_type>(tiles, 1, std::max<index_type>(most, 1)) * slices),
+          static_cast<unsigned>(std::clamp<index_type>(tiles, 1, clusters<Tiles>(exec, problem)) * slices),
           Tiles::Sides::threads, shared_bytes<Tiles>,
           TilesCall<Tiles::come, typename Tiles::Problem>{
               problem, CudaWorkspace::get<typename Tiles::Acc>(exec, 0), static_cast<unsigned>(tiles),

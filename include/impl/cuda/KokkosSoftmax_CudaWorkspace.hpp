@@ -323,12 +323,16 @@ int largest_cluster(Kernel kernel, int device, dim3 threads, std::size_t shared_
   });
 }
 
-/// How many clusters of a kernel, of each number of blocks up to `most`, the device has at once. Asked for
-/// likewise, and then allowed.
+/// How many clusters of a kernel, of each number of blocks up to `most`, the device has at once; none of
+/// those that it cannot have. Asked for likewise, and then allowed.
 template <int most, class Kernel>
 const std::array<int, most + 1>& resident_clusters(Kernel kernel, int device, int threads, int shared_bytes) {
   return asked_once(kernel, device, [&] {
     std::array<int, most + 1> clusters{};
+    int most_shared_bytes = 0;
+    check_cuda(cudaDeviceGetAttribute(&most_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+               "cudaDeviceGetAttribute");
+    if (shared_bytes > most_shared_bytes) return clusters;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
                "cudaFuncSetAttribute");
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
@@ -343,8 +347,13 @@ const std::array<int, most + 1>& resident_clusters(Kernel kernel, int device, in
       config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
       config.attrs = &attribute;
       config.numAttrs = 1;
-      check_cuda(cudaOccupancyMaxActiveClusters(&clusters[static_cast<std::size_t>(blocks)], kernel, &config),
-                 "cudaOccupancyMaxActiveClusters");
+      const cudaError_t asked =
+          cudaOccupancyMaxActiveClusters(&clusters[static_cast<std::size_t>(blocks)], kernel, &config);
+      if (asked == cudaErrorInvalidClusterSize) {  // (of more than eight, on some devices)
+        (void)cudaGetLastError();
+        break;
+      }
+      check_cuda(asked, "cudaOccupancyMaxActiveClusters");
     }
     return clusters;
   });
