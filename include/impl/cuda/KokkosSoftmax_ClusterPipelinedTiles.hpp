@@ -190,7 +190,6 @@ struct CopierOfCluster : CopierOfTiles<Tiles> {
 template <class Tiles>
 struct JoinerOfCluster : Tiles {
   using Base = Tiles;
-  using Base::Base;
   using Base::block;
   using Base::call;
   using Base::rows;
@@ -295,13 +294,8 @@ struct ClusterPipelinedTiles {
 
   /// (Where outputs do not take the place of logits threads store them, which were not tried.)
   template <class Exec, class Problem>
-  static constexpr bool supports = [] {
-    if constexpr (GridPipelinedTiles::supports<Exec, Problem>) {
-      return sizeof(typename Problem::In) == sizeof(typename Problem::Out);
-    } else {
-      return false;
-    }
-  }();
+  static constexpr bool supports = GridPipelinedTiles::supports<Exec, Problem> &&
+                                   sizeof(typename Problem::In) == sizeof(typename Problem::Out);
 
   template <class Exec, class Problem>
   static std::string_view refuse(const Exec& exec, const Problem& problem) {

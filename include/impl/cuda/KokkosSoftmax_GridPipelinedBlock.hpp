@@ -167,7 +167,8 @@ struct GridPipelinedBlock {
   }
 
   /// The thread that produces, ahead of all: brings the first slices to L2, whichever block is going to draw
-  /// them. (Of rows whose ends a transform drops, what is read is not known here.)
+  /// them. (Of rows whose ends a transform drops, what is read is not known here. Not tried: where operands
+  /// stay.)
   __device__ void prefetch_first() const {
     if (shape.rereads || shape.drops_ends || operands_stay()) return;
     const RowGeometry& g = problem.geometry;

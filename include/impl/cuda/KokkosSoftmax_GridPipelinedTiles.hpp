@@ -593,12 +593,11 @@ struct GridPipelinedTiles {
       return false;
     } else {
       constexpr bool is_16_bit = sizeof(typename Problem::In) == 2;
-      constexpr int rows =
-          TilesOfGrid<TilesCome::by_wide_boxes, most_rows_of_lane<Problem>, Problem>::rows_of_tile;
       if (problem.operation == Operation::logsumexp || !BoxesOfTiles::lie_for_wide(problem)) return false;
       const RowGeometry& g = problem.geometry;
       const index_type slices = slices_of_tiles(problem);
-      if (ceil_div(g.rows, rows) * slices < 4 * index_type(exec.cuda_device_prop().multiProcessorCount))
+      if (ceil_div(g.rows, BoxesOfTiles::rows_of_wide<Problem>) * slices <
+          4 * index_type(exec.cuda_device_prop().multiProcessorCount))
         return false;
       if (!columns_begin_at(problem, 32)) {
         constexpr index_type most_slices = !is_16_bit ? 64 : multiplies_packed<Problem> ? 8 : 16;

@@ -1075,14 +1075,16 @@ struct BoxesOfTiles {
         g.rank <= 1 || (g.rank <= 3 && rows_fill<TileBlock<Problem>::lanes * most_rows_of_lane<Problem>>(g));
     return rows_fill_boxes && columns_begin_at(problem, bytes);
   }
+  /// Of a tile.
+  template <class Problem>
+  static constexpr int rows_of_wide = 2 * TileBlock<Problem>::lanes* most_rows_of_lane<Problem>;
   /// Whether rows and columns lie for wide ones.
   template <class Problem>
   static bool lie_for_wide(const Problem& problem) {
-    constexpr int rows = 2 * TileBlock<Problem>::lanes * most_rows_of_lane<Problem>;
     const RowGeometry& g = problem.geometry;
     const int inner = g.rank - 1;
     return g.rank >= 1 && g.rank <= 3 && g.x_stride[inner] == 1 && g.y_stride[inner] == 1 &&
-           rows_fill<rows>(g) && columns_begin_at(problem, 16) &&
+           rows_fill<rows_of_wide<Problem>>(g) && columns_begin_at(problem, 16) &&
            (sizeof(typename Problem::In) != 2 || rows_come_in_pairs(problem));
   }
   /// Whether columns can come in turn, and do not begin on boundaries of so many bytes. Not in place, where a
@@ -1099,7 +1101,8 @@ struct BoxesOfTiles {
   static bool exist(const Problem& problem) {
     if constexpr (Tiles::anywhere) {
       for (int i = 0; i < Tiles::Sides::boxes_of_slice; ++i) {
-        if (!InTurn<Tiles>(problem, i).tensor.fits(InTurn<Tiles>(problem, i).begin)) return false;
+        const InTurn<Tiles> in_turn(problem, i);
+        if (!in_turn.tensor.fits(in_turn.begin)) return false;
       }
       return problem.geometry.rank == 1;
     } else {
