@@ -4,14 +4,12 @@
 // Rows of a few slices whose columns are not contiguous, on CUDA, each slice of a tile by a block of a
 // cluster: as boxes, wide ones, and boxes of columns in turn, where these begin anywhere.
 #include <cstdint>
-#include <random>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "../support/cuda_graph.hpp"
-#include "../support/tile_cases.hpp"
+#include "../support/cuda_tiles.hpp"
 
 #if defined(KOKKOS_ENABLE_CUDA)
 
@@ -145,19 +143,6 @@ TEST(CudaClusterTiles, SameBitsOfBfloat16) {
   check_bits<bhalf_t>();
 }
 
-template <class T>
-void expect_implementation(std::int64_t columns, std::int64_t rows, const char* expected,
-                           const char* expected_of_sums) {
-  const Kokkos::View<T**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", rows, columns), y("y", rows, columns);
-  const Kokkos::View<T*, Kokkos::CudaSpace> lse("lse", rows);
-  for (auto operation : operations) {
-    call(operation, Exec(), x, y, lse, 1);
-    EXPECT_STREQ(ks::last_implementation(), operation == Operation::logsumexp ? expected_of_sums : expected)
-        << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, " << rows
-        << " rows";
-  }
-  Exec().fence();
-}
 // Of many rows, and where few multiprocessors are left over: see ClusterPipelinedTiles::advise_against.
 TEST(CudaClusterTiles, WhoRuns) {
   if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
@@ -196,39 +181,8 @@ TEST(CudaClusterTiles, WhoRuns) {
 // the tickets of a launch begin where they should.
 TEST(CudaClusterTiles, TwoStreamsAtOnce) {
   if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
-  const Stream streams[2];
-  const Exec execs[2] = {Exec(streams[0]), Exec(streams[1])};
-  using View = Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
-  const std::pair<std::int64_t, std::int64_t> shapes[] = {{64, 300},    {8, 4096},  {4096, 513}, {1001, 2000},
-                                                          {20000, 260}, {40, 1500}, {3000, 1024}};
-  std::vector<View> x, alone, together;
-  for (const auto& [rows, columns] : shapes) {
-    x.emplace_back("x", rows, columns);
-    alone.emplace_back("y", rows, columns);
-    for (int i = 0; i < 2; ++i) together.emplace_back("y", rows, columns);
-    Kokkos::parallel_for(
-        "fill", Kokkos::RangePolicy<Exec, Kokkos::IndexType<std::int64_t>>(Exec(), 0, rows * columns),
-        FillColumns<float>{x.back().data(), rows});
-    const ks::ScopedImplementation forced("softmax=two_pass_tiles");
-    ks::softmax(Exec(), x.back(), alone.back());
-  }
-  Kokkos::fence();
-  const ks::ScopedImplementation forced(std::string("softmax=") + name);
-  for (int turn = 0; turn < 5000; ++turn) {
-    for (std::size_t i = 0; i < 2; ++i) {
-      const std::size_t shape =
-          (static_cast<std::size_t>(turn) * (i == 0 ? 1 : 5) + i * 3) % std::size(shapes);
-      ks::softmax(execs[i], x[shape], together[2 * shape + i]);
-    }
-  }
-  Kokkos::fence();
-  for (std::size_t shape = 0; shape < std::size(shapes); ++shape) {
-    for (std::size_t i = 0; i < 2; ++i) {
-      const View a = alone[shape], b = together[2 * shape + i];
-      EXPECT_EQ(count_different(Exec(), a.data(), b.data(), static_cast<std::int64_t>(a.span())), 0)
-          << shape << ", stream " << i;
-    }
-  }
+  check_two_streams({{64, 300}, {8, 4096}, {4096, 513}, {1001, 2000}, {20000, 260}, {40, 1500}, {3000, 1024}},
+                    name, "two_pass_tiles");
 }
 
 // Captured and replayed; what was reserved for longer rows, or for others that lie elsewhere, is enough.

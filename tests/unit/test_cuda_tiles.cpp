@@ -11,8 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "../support/cuda_graph.hpp"
-#include "../support/tile_cases.hpp"
+#include "../support/cuda_tiles.hpp"
 
 #if defined(KOKKOS_ENABLE_CUDA)
 
@@ -20,22 +19,6 @@ namespace {
 
 using namespace tests;
 using Exec = Kokkos::Cuda;
-
-// Of sums another one may be.
-template <class T>
-void expect_implementation(std::int64_t columns, std::int64_t rows, const char* expected,
-                           const char* expected_of_sums = nullptr) {
-  const Kokkos::View<T**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", rows, columns), y("y", rows, columns);
-  const Kokkos::View<T*, Kokkos::CudaSpace> lse("lse", rows);
-  for (auto operation : operations) {
-    call(operation, Exec(), x, y, lse, 1);
-    EXPECT_STREQ(ks::last_implementation(),
-                 operation == Operation::logsumexp && expected_of_sums ? expected_of_sums : expected)
-        << reference::name(operation) << ' ' << ks::scalar_name<T>() << ' ' << columns << " columns, " << rows
-        << " rows";
-  }
-  Exec().fence();
-}
 
 // Images of 300 channels.
 template <class T>
@@ -556,40 +539,7 @@ TEST(CudaTiles, SameBitsOfBfloat16) {
 // Blocks that wait for each other, on two streams at once and in shapes of all sizes: none waits for ever,
 // and what comes out is what comes out alone.
 TEST(CudaTiles, TwoStreamsAtOnce) {
-  const Stream streams[2];
-  const Exec execs[2] = {Exec(streams[0]), Exec(streams[1])};
-  using View = Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace>;
-  const std::pair<std::int64_t, std::int64_t> shapes[] = {{64, 300},    {5, 16384},  {4096, 513},
-                                                          {1001, 2000}, {100, 9000}, {20000, 260}};
-  std::vector<View> x, alone, together;
-  for (const auto& [rows, columns] : shapes) {
-    x.emplace_back("x", rows, columns);
-    alone.emplace_back("y", rows, columns);
-    for (int i = 0; i < 2; ++i) together.emplace_back("y", rows, columns);
-    const auto host = Kokkos::create_mirror_view(x.back());
-    for (std::int64_t c = 0; c < columns; ++c)
-      for (std::int64_t r = 0; r < rows; ++r)
-        host(r, c) = static_cast<float>((r * 31 + c * 17) % 1009) * 0.01f;
-    Kokkos::deep_copy(x.back(), host);
-    ks::softmax(Exec(), x.back(), alone.back());
-  }
-  Kokkos::fence();
-  for (int turn = 0; turn < 5000; ++turn) {
-    for (std::size_t i = 0; i < 2; ++i) {
-      const std::size_t shape =
-          (static_cast<std::size_t>(turn) * (i == 0 ? 1 : 5) + i * 3) % std::size(shapes);
-      ks::softmax(execs[i], x[shape], together[2 * shape + i]);
-    }
-  }
-  Kokkos::fence();
-  for (std::size_t shape = 0; shape < std::size(shapes); ++shape) {
-    for (std::size_t i = 0; i < 2; ++i) {
-      const View a = alone[shape], b = together[2 * shape + i];
-      const std::int64_t differences =
-          count_different(Exec(), a.data(), b.data(), static_cast<std::int64_t>(a.span()));
-      EXPECT_EQ(differences, 0) << shape << ", stream " << i;
-    }
-  }
+  check_two_streams({{64, 300}, {5, 16384}, {4096, 513}, {1001, 2000}, {100, 9000}, {20000, 260}});
 }
 
 // Longer rows go through another kernel; what was reserved for them is enough for these, too, which need more
