@@ -151,8 +151,8 @@ TEST(CudaClusterTiles, WhoRuns) {
   expect_implementation<float>(400, 40000, name, name);
   expect_implementation<float>(400, 24000, in_block, in_block);
   expect_implementation<float>(400, 60001, name, in_block);
-  expect_implementation<float>(300, 200000, in_block, in_block);
-  expect_implementation<float>(300, 250000, name, name);
+  expect_implementation<float>(300, 36000, name, name);
+  expect_implementation<float>(258, 66001, name, in_block);
   expect_implementation<float>(1000, 16000, name, name);
   expect_implementation<float>(2000, 16000, name, twice);
   expect_implementation<float>(2100, 16000, grid, twice);
@@ -163,6 +163,11 @@ TEST(CudaClusterTiles, WhoRuns) {
   // On boundaries of 16 bytes columns come in turn, of 16 bits they do not.
   expect_implementation<float>(600, 40004, name, grid);
   expect_implementation<bhalf_t>(600, 80008, grid, grid);
+  expect_implementation<bhalf_t>(300, 80008, name, name);
+  expect_implementation<bhalf_t>(300, 220001, in_block, twice);
+  expect_implementation<bhalf_t>(300, 230001, name, twice);
+  expect_implementation<double>(130, 41000, name, name);
+  expect_implementation<double>(130, 65001, name, in_block);
   expect_implementation<double>(200, 40000, name, name);
   expect_implementation<double>(1000, 8000, name, twice);
   expect_implementation<double>(1000, 9001, name, twice);

@@ -84,7 +84,6 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
     expect_implementation<float>(600, 25001, several, twice);
     expect_implementation<float>(600, 16000, sliced);
     // From memory, every fourth column in its boxes, and whole sectors written.
-    expect_implementation<float>(270, 130001, in_block);
     expect_implementation<float>(2500, 20001, sliced, twice);
     expect_implementation<float>(20001, 2001, sliced, twice);
     expect_implementation<float>(22001, 2001, twice);
@@ -93,7 +92,7 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
     expect_implementation<half_t>(500, 40000, sliced);
     expect_implementation<half_t>(600, 50001, twice);
     expect_implementation<half_t>(600, 50002, twice);
-    expect_implementation<half_t>(350, 200001, in_block, twice);
+    expect_implementation<half_t>(350, 190001, in_block, twice);
     expect_implementation<half_t>(1100, 70001, sliced, twice);
     expect_implementation<bhalf_t>(2560, 30001, sliced, twice);
     expect_implementation<bhalf_t>(2561, 30001, twice);
@@ -125,7 +124,8 @@ TEST(CudaTiles, LengthAndTypeDecideWhoRuns) {
   expect_implementation<bhalf_t>(5000, 4000, sliced, twice);
   expect_implementation<bhalf_t>(5000, 4002, twice);
   expect_implementation<bhalf_t>(50000, 1024, twice);
-  for (const std::int64_t side : {13, 14, 28}) expect_implementation_of_images<float>(side, in_block);
+  for (const std::int64_t side : {13, 14}) expect_implementation_of_images<float>(side, in_block);
+  expect_implementation_of_images<float>(28, has_clusters<Exec>() ? "cluster_pipelined_tiles" : in_block);
   expect_implementation_of_images<bhalf_t>(13, in_block);
   if (has_clusters<Exec>()) expect_implementation_of_images<bhalf_t>(28, "cluster_pipelined_tiles");
 }
@@ -636,7 +636,7 @@ TEST(CudaTiles, ReservedForOtherAlignments) {
   if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
   const char *const clusters = "cluster_pipelined_tiles", *const grid = "grid_pipelined_tiles",
                     *const in_block = "block_per_sliced_tile";
-  check_reserved_for_other_alignments<float>(300, {in_block, in_block, in_block, in_block});
+  check_reserved_for_other_alignments<float>(300, {clusters, in_block, in_block, in_block});
   check_reserved_for_other_alignments<float>(600, {clusters, clusters, clusters, grid});
   check_reserved_for_other_alignments<float>(5000, {grid, grid, grid, grid});
   check_reserved_for_other_alignments<bhalf_t>(600, {clusters, grid, "two_pass_tiles", grid});

@@ -138,8 +138,8 @@ TEST(CudaTransformedTiles, MasksOfFloatDecideWhoRuns) {
         check_tiles<float, float, 2>(Exec(), laid_out, ks::mask(o.keep.template view<2>()));
       });
     }
-    const char* const ring_of_many = columns == 300 ? "grid_pipelined_tiles" : "cluster_pipelined_tiles";
-    for (const auto& [many, ring] : {std::pair(20000, "grid_pipelined_tiles"), {40000, ring_of_many}}) {
+    for (const auto& [many, ring] :
+         {std::pair(20000, "grid_pipelined_tiles"), {40000, "cluster_pipelined_tiles"}}) {
       const Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::CudaSpace> x("x", many, columns),
           y("y", many, columns);
       const Kokkos::View<bool**, Kokkos::LayoutLeft, Kokkos::CudaSpace> keep("keep", many, columns);
@@ -169,10 +169,9 @@ TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
     expect(0.0f, 600, rows, sliced);
     expect(bhalf_t(0.0f), 4096, rows, sliced);
     expect(0.0f, 65537, rows, "two_pass_tiles");
+    expect(0.0, 129, rows, "block_per_sliced_tile");
     // (256 rows begin on boundaries of 32 bytes, which boxes are for.)
-    const bool by_boxes = rows == 256 && has_clusters<Exec>();
-    expect(0.0, 129, rows, by_boxes ? sliced : "block_per_sliced_tile");
-    expect(0.0, 513, rows, by_boxes ? sliced : "two_pass_tiles");
+    expect(0.0, 513, rows, rows == 256 && has_clusters<Exec>() ? sliced : "two_pass_tiles");
   }
   // A row alone in a thread, or several, which take registers.
   expect(0.0f, 16, 1600000, "block_per_tile");
@@ -183,10 +182,12 @@ TEST(CudaTransformedTiles, LengthAndTypeDecideWhoRuns) {
   expect(0.0f, 300, 40001, "block_per_sliced_tile");
   expect(0.0f, 400, 40001, several);
   expect(0.0f, 400, 100001, many);
-  expect(0.0f, 300, 40000, "block_per_sliced_tile");
-  expect(0.0f, 300, 250000, has_clusters<Exec>() ? many : "block_per_sliced_tile");
+  expect(0.0f, 300, 30000, "block_per_sliced_tile");
+  expect(0.0f, 300, 40000, has_clusters<Exec>() ? many : "block_per_sliced_tile");
   expect(0.0f, 600, 16000, sliced);
   expect(0.0f, 600, 40000, many);
+  expect(0.0, 150, 60000, "block_per_sliced_tile");
+  expect(0.0, 200, 60000, many);
   expect(0.0, 600, 16000, many);
   expect(bhalf_t(0.0f), 1000, 20000, sliced);
   expect(bhalf_t(0.0f), 1000, 40000, many);
@@ -243,7 +244,7 @@ void check_bits_of_cluster_pipelined(std::int64_t columns) {
 }
 TEST(CudaTransformedTiles, SameBitsOfClusterPipelined) {
   if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
-  for (const std::int64_t columns : {257, 512, 1000, 2048, 4096}) {
+  for (const std::int64_t columns : {257, 384, 512, 1000, 2048, 4096}) {
     check_bits_of_cluster_pipelined<float>(columns);
     check_bits_of_cluster_pipelined<half_t>(columns);
     check_bits_of_cluster_pipelined<bhalf_t>(columns);

@@ -152,11 +152,13 @@ struct BlockPerSlicedTile {
       // (One H200, double, grid_pipelined_tiles and this kernel: 300 columns 0.71 and 0.53, 512 0.76 and
       // 0.65, 200 0.74 and 0.715, 224 0.775 and 0.76, but 240 0.765 and 0.775, 256 0.775 and 0.805; that
       // begin anywhere 300 0.58 and 0.505, 512 0.66 and 0.59, but 256 0.695 and 0.71; with a factor 300 0.60
-      // and 0.50, a bias as large as x 0.60 and 0.56, but GELU 0.32 and 0.33.)
+      // and 0.50, a bias as large as x 0.60 and 0.56, but GELU 0.32 and 0.33, a factor 144 0.46 and 0.49, 180
+      // 0.56 twice, a bias as large as x 180 0.36 and 0.41, GELU 0.29 and 0.39.)
       constexpr index_type few_columns = 232;
       const bool by_whole_sectors =
           problem.geometry.rank <= 1 && BoxesOfTiles::come_as_boxes(problem, 32) &&
-          (!few || (problem.operation != Operation::logsumexp && problem.geometry.columns < few_columns));
+          (!few || (!has_transform_v<Problem> && problem.operation != Operation::logsumexp &&
+                    problem.geometry.columns < few_columns));
       return by_whole_sectors ? boxes_are_faster : "";
     }
     // (Float 257 columns 0.74 and 0.85, 512 0.85 and 0.86, 600 0.85 and 0.69, 1000 0.86 both; images of 7 x 7

@@ -8,6 +8,10 @@
 /// this one writes the result to all: slots are free sooner than by way of L2. Clusters draw tiles by a
 /// ticket of their first block, one ahead, and do not wait for each other.
 ///
+/// The blocks of a cluster have a tile's slices in turn, for the last one may have few columns. Where rows
+/// have two slices, and the second has half as many columns at most, it comes to slots half as large, so that
+/// a ring has four in place of three.
+///
 /// Why it cannot hang: the blocks of a cluster take the same tiles in the same order, one slice of each; what
 /// a block waits for is told by others of the oldest tile that it has, which all of them have in a slot, or
 /// will before any later one. Why nothing is overwritten: what is told of two tiles has a place each, in
@@ -20,7 +24,8 @@
 /// double 512 0.76 and 0.84, 1000 0.755 and 0.82, that begin anywhere 512 0.66 and 0.76; bfloat16 512 0.81
 /// and 0.92, 1000 0.78 and 0.85, 2048 0.75 and 0.83. Two slices of a tile for each block, in clusters of half
 /// as many: float 1024 0.895 for 0.92, bfloat16 0.78 for 0.85. Next tiles' boxes brought to L2 beforehand:
-/// float 512 0.895 for 0.92, double 0.79 for 0.84.)
+/// float 512 0.895 for 0.92, double 0.79 for 0.84. Slots half as large: float 300 0.81 and 0.91, bfloat16 352
+/// 0.78 and 0.89, double 160 0.63 and 0.81, that begin anywhere float 352 0.73 and 0.82.)
 
 #ifndef KOKKOSSOFTMAX_CLUSTERPIPELINEDTILES_HPP
 #define KOKKOSSOFTMAX_CLUSTERPIPELINEDTILES_HPP
@@ -36,6 +41,19 @@ namespace KokkosSoftmax::impl {
 
 /// Blocks of a cluster, as many as slices of a row, at most.
 inline constexpr int most_blocks_of_tile = 16;
+
+template <TilesCome come, class Problem>
+struct ClusterTilesCall : TilesCall<come, Problem> {
+  bool last_is_half;              ///< see last_slice_is_half
+  TileBoxes<come> boxes_of_last;  ///< then
+};
+
+/// Whether rows have two slices, of which the second one needs half a slot.
+template <class Problem>
+bool last_slice_is_half(const Problem& problem) {
+  constexpr index_type whole = columns_of_tile<Problem>;
+  return problem.geometry.columns > whole && problem.geometry.columns <= whole + whole / 2;
+}
 
 /// Of a side of a block: what the blocks of its cluster tell it of the rows that it joins.
 template <class Side, class Problem>
@@ -60,13 +78,12 @@ struct SharedClusterTileBlock : SharedTileBlock<TilesMeet::in_cluster, come, row
   unsigned ticket[tickets];
 };
 
-/// A thread of a side of a block of a cluster. Tickets are tiles.
+/// A thread of a side of a block of a cluster.
 template <TilesCome come, int rows_of_lane, class Problem>
-struct TilesOfCluster : TilesOfBlock<come, rows_of_lane, Problem, TilesCall<come, Problem>,
+struct TilesOfCluster : TilesOfBlock<come, rows_of_lane, Problem, ClusterTilesCall<come, Problem>,
                                      SharedClusterTileBlock<come, rows_of_lane, Problem>> {
-  using Base = TilesOfBlock<come, rows_of_lane, Problem, TilesCall<come, Problem>,
+  using Base = TilesOfBlock<come, rows_of_lane, Problem, ClusterTilesCall<come, Problem>,
                             SharedClusterTileBlock<come, rows_of_lane, Problem>>;
-  using Base::Base;
   using Base::block;
   using Base::call;
   using Base::rows;
@@ -74,8 +91,45 @@ struct TilesOfCluster : TilesOfBlock<come, rows_of_lane, Problem, TilesCall<come
   using Base::side;
   using typename Base::Acc;
   using typename Base::Result;
+  using typename Base::SharedBlock;
   using typename Base::Words;
 
+  /// Slots with even and with odd numbers: where a row has two slices, they come to these in turn. In units,
+  /// so that it can be seen how memory is aligned: where it could not, floats were read by bytes.
+  static constexpr std::uint32_t unit = 128;
+  std::uint32_t units_of_even, units_of_odd;
+
+  __device__ TilesOfCluster(const typename Base::Call& call_, SharedBlock& block_, int side_)
+      : Base(call_, block_, side_),
+        units_of_even(SharedBlock::slot_bytes / unit),
+        units_of_odd(units_of_even) {
+    static_assert(SharedBlock::slot_bytes % (2 * Base::Sides::in_turn * unit) == 0);
+    if (call.last_is_half) (cluster_ctarank() == 0 ? units_of_odd : units_of_even) /= 2;
+  }
+
+  __device__ int slots_of_ring() const { return call.last_is_half ? Base::slots : Base::Shared::whole_slots; }
+  __device__ std::uint32_t units_of_slot(int slot) const {
+    return slot % 2 == 0 ? units_of_even : units_of_odd;
+  }
+  __device__ std::uint32_t bytes_of_slot(int slot) const { return units_of_slot(slot) * unit; }
+  __device__ unsigned char* begin_of_slot(int slot) const {
+    const auto at = static_cast<std::uint32_t>(slot);
+    return reinterpret_cast<unsigned char*>(block.held) +
+           (at / 2 * (units_of_even + units_of_odd) + at % 2 * units_of_even) * unit;
+  }
+  __device__ typename SharedBlock::Slot& in_ring(int slot) const {
+    return *reinterpret_cast<typename SharedBlock::Slot*>(begin_of_slot(slot));
+  }
+  /// The columns in turn from the slice's first, second, ... on.
+  __device__ auto& in_turn(int slot, int which) const requires(Base::anywhere) {
+    using ColumnsInTurn = std::remove_extent_t<typename SharedBlock::Slot>;
+    const std::uint32_t units = units_of_slot(slot) / Base::Sides::in_turn;
+    return *reinterpret_cast<ColumnsInTurn*>(begin_of_slot(slot) +
+                                             static_cast<std::uint32_t>(which) * units * unit);
+  }
+  __device__ const TileBoxes<come>& boxes_of(const SliceOfTile& slice) const {
+    return call.last_is_half && slice.slice == 1 ? call.boxes_of_last : call.boxes;
+  }
   /// Rows that a block joins; the last blocks have fewer.
   __device__ int rows_of_joiner() const {
     const int blocks = static_cast<int>(call.slices);
@@ -125,19 +179,19 @@ struct CopierOfCluster : CopierOfTiles<Tiles> {
   using Base::call;
   using Base::lane;
   using Base::shared;
-  using Base::slots;
 
   /// A tile for all blocks of the cluster.
   __device__ void draw(const RingCursor& at) const {
     const auto ticket = static_cast<unsigned>(atomicAdd(&call.workspace.header->next_ticket, 1ull));
     for (unsigned to = 0; to < call.slices; ++to)
       st_async_b32(&block.ticket[at.slot], to, ticket, &block.drawn[at.slot]);
-    if (ticket == call.tickets + gridDim.x / call.slices - 1) call.workspace.header->next_ticket = 0;
+    if (ticket == call.tiles + gridDim.x / call.slices - 1) call.workspace.header->next_ticket = 0;
   }
 
   /// By one thread or, has_lanes, by all.
   __device__ void run() const {
     constexpr int tickets = Base::SharedBlock::tickets;
+    const int slots = this->slots_of_ring();
     RingCursor at, ticket_at, draws_at, waits_at;
     int in_use = 0;
     const unsigned rank = cluster_ctarank();
@@ -154,7 +208,7 @@ struct CopierOfCluster : CopierOfTiles<Tiles> {
       mbarrier_wait_parity(&block.drawn[ticket_at.slot], ticket_at.parity);
       const unsigned tile = block.ticket[ticket_at.slot];
       ticket_at.advance(tickets);
-      const bool more = tile < call.tickets;
+      const bool more = tile < call.tiles;
       if (more) draw_next();
       if (in_use == slots) {
         this->wait_for(at);
@@ -165,7 +219,8 @@ struct CopierOfCluster : CopierOfTiles<Tiles> {
         at.advance(slots);
         --in_use;
       }
-      const int next = (at.slot + in_use) % slots;
+      int next = at.slot + in_use;
+      if (next >= slots) next -= slots;
       if (!more) {
         if (lane == 0) this->end_at(next);
         break;
@@ -195,7 +250,6 @@ struct JoinerOfCluster : Tiles {
   using Base::rows;
   using Base::shared;
   using Base::side;
-  using Base::slots;
   using typename Base::Acc;
   using typename Base::Result;
   using typename Base::Words;
@@ -207,7 +261,7 @@ struct JoinerOfCluster : Tiles {
     const int lane = static_cast<int>(threadIdx.x) % 32, slices = static_cast<int>(call.slices),
               of_joiner = this->rows_of_joiner(), first_row = static_cast<int>(cluster_ctarank()) * of_joiner,
               mine = max(0, min(of_joiner, rows - first_row));
-    for (RingCursor at;; at.advance(slots)) {
+    for (RingCursor at;; at.advance(this->slots_of_ring())) {
       mbarrier_wait_parity(&shared.told[at.slot], at.parity);
       if (block.slice[at.slot].tile == call.tiles) return;
       const RingCursor waits = block.waits_at[at.slot];
@@ -242,7 +296,7 @@ using SidesOfClusterBlock = SidesOfTileBlock<TilesMeet::in_cluster, come, Proble
 template <TilesCome come, int rows_of_lane, class Problem>
 __global__ void __launch_bounds__(SidesOfClusterBlock<come, Problem>::threads,
                                   SidesOfClusterBlock<come, Problem>::blocks_a_multiprocessor)
-    cluster_pipelined_tiles_kernel(const __grid_constant__ TilesCall<come, Problem> call) {
+    cluster_pipelined_tiles_kernel(const __grid_constant__ ClusterTilesCall<come, Problem> call) {
   using Sides = SidesOfClusterBlock<come, Problem>;
   using Tiles = TilesOfCluster<come, rows_of_lane, Problem>;
   using Shared = typename Tiles::SharedBlock;
@@ -263,7 +317,7 @@ __global__ void __launch_bounds__(SidesOfClusterBlock<come, Problem>::threads,
   cluster_arrive();
   grid_dependency_wait();
   cluster_wait();  // the barriers of the others can be counted on
-  if (call.tickets == 0) return;
+  if (call.tiles == 0) return;
   const int warp = static_cast<int>(threadIdx.x / 32);
   const auto work = [&] {
     constexpr int warp_of_copier = Sides::sides * Sides::warps_of_side,
@@ -319,21 +373,21 @@ struct ClusterPipelinedTiles {
     using In = typename Problem::In;
     constexpr bool is_16_bit = sizeof(In) == 2, is_float = sizeof(In) == 4, is_double = sizeof(In) == 8;
     const RowGeometry& g = problem.geometry;
-    const index_type slices = slices_of_tiles(problem),
-                     last = g.columns - (slices - 1) * columns_of_tile<Problem>;  // slice
-    const bool anywhere = come_in_turn(problem);
+    const index_type slices = slices_of_tiles(problem);
+    const bool anywhere = come_in_turn(problem), half = last_slice_is_half(problem);
     // (48 and 32 MB: float 512 columns 0.82 twice, 0.81 and 0.75, 1024 0.76 and 0.79, 0.72 twice; double 512
     // 0.64 and 0.73, 0.61 twice; bfloat16 0.67 and 0.72, 0.64 and 0.60. That begin anywhere 96 and 48 MB:
     // float 512 0.65 and 0.72, 0.67 and 0.66, double 256 0.70 and 0.73, 0.68 and 0.66, bfloat16 1024 0.52 and
     // 0.535, 0.54 and 0.50.)
-    // (300 columns of float, block_per_sliced_tile and this kernel, 64 MB 0.80 and 0.745, 1 GiB 0.77 and
-    // 0.81, images of 28 x 28 0.77 and 0.73, 0.74 and 0.77.)
-    const bool is_half_empty = is_float && slices == 2 && 2 * last < columns_of_tile<Problem>;
-    const index_type fewest_bytes = is_half_empty ? 256 << 20 : anywhere ? 64 << 20 : 40 << 20;
+    // (Float 300 columns by block_per_sliced_tile and so 24 MB 0.81 and 0.745, 48 MB 0.83 and 0.855, 1 GiB
+    // 0.77 and 0.91, bfloat16 24 MB 0.57 and 0.61, that begin anywhere float 48 MB 0.64 and 0.60, 96 MB 0.59
+    // and 0.66, bfloat16 48 MB 0.47 and 0.41, 96 MB 0.45 and 0.44, 256 MB 0.43 and 0.46.)
+    const index_type fewest_bytes = !anywhere ? 40 << 20 : is_16_bit && half ? 128 << 20 : 64 << 20;
     if (g.rows * g.columns * index_type(sizeof(In)) < fewest_bytes)
       return "there are too few tiles for each cluster to have several";
-    // (512 columns on boundaries of 16 bytes alone: float 0.73 and 0.70, bfloat16 0.73 and 0.705.)
-    if (!anywhere && !columns_begin_at(problem, bytes_of_sector))
+    // (512 columns on boundaries of 16 bytes alone: float 0.73 and 0.70, bfloat16 0.73 and 0.705, but 300
+    // 0.60 and 0.76, 384 0.68 and 0.73.)
+    if (!anywhere && !half && !columns_begin_at(problem, bytes_of_sector))
       return "outputs that share sectors of memory are written later, and better, by grid_pipelined_tiles";
     if (problem.operation == Operation::logsumexp) {
       // (Of reading at a copy's speed: float 512 columns 0.85 and 0.94, 1024 0.79 and 0.86, 2048 0.90 and
@@ -355,10 +409,11 @@ struct ClusterPipelinedTiles {
     // (GELU, bfloat16 512 columns 0.51 and 0.56, 768 0.505 and 0.50, 992 0.49 and 0.51, 2048 0.51 both.)
     if (is_16_bit && makes_logits<Problem> && operands_of<typename Problem::Transform> == 0 && slices > 4)
       return "what a transform makes of 16 bits takes longer than what blocks tell each other";
-    // (That begin anywhere: double 144 columns 0.54 and 0.51, 192 0.65 and 0.665; bfloat16 288 0.41 and 0.40,
-    // 384 0.50 and 0.545.)
-    constexpr index_type short_slice = is_double ? 48 : is_16_bit ? 96 : 16;
-    if (anywhere && slices == 2 && last < short_slice) return "the last slice is too short";
+    // (Double by block_per_sliced_tile and so, GELU 144 columns 0.34 and 0.275, 180 0.39 and 0.33, a
+    // temperature 0.42 and 0.38, 0.44 and 0.36, but a factor 0.49 and 0.58, 0.56 and 0.69.)
+    using Transform = typename Problem::Transform;
+    if (is_double && half && PartsOfChain<Transform>::others != 0 && operands_of<Transform> == 0)
+      return "what a transform makes of doubles takes longer than what blocks tell each other";
     return {};
   }
 
@@ -368,17 +423,19 @@ struct ClusterPipelinedTiles {
     if (problem.geometry.rows == 0) {
       for_each_kind<Problem>([&](auto tiles) {
         using Tiles = typename decltype(tiles)::type;
-        if (has_room<Tiles>(exec, problem)) launch<Tiles>(exec, problem, {});
+        if (has_room<Tiles>(exec, problem)) launch<Tiles>(exec, problem, {}, {});
       });
       return;
     }
     with_boxes(problem, [&](auto tiles) {
       using Tiles = typename decltype(tiles)::type;
-      TileBoxes<Tiles::come> boxes{};
+      TileBoxes<Tiles::come> boxes{}, boxes_of_last{};
       // (refuse() asked all that the copy engine could object to.)
-      if (!BoxesOfTiles::find<Tiles>(problem, boxes))
+      if (!BoxesOfTiles::find<Tiles>(problem, boxes) ||
+          (last_slice_is_half(problem) &&
+           !BoxesOfTiles::find<Tiles>(problem, boxes_of_last, columns_of_tile<Problem> / 2)))
         throw std::runtime_error("KokkosSoftmax: cuTensorMapEncodeTiled failed");
-      launch<Tiles>(exec, problem, boxes);
+      launch<Tiles>(exec, problem, boxes, boxes_of_last);
     });
   }
 
@@ -444,13 +501,14 @@ struct ClusterPipelinedTiles {
     return BoxesOfTiles::may_be_anywhere<Problem> && BoxesOfTiles::lie_for_anywhere(problem, boundary);
   }
   /// Whether wide ones of 16 bits are faster. (One H200, fraction of a copy of 1 GiB of bfloat16, boxes and
-  /// wide ones: 384 columns 0.80 and 0.77, 448 0.81 and 0.86, 512 0.83 and 0.92, 704 0.83 and 0.80, 768 0.83
-  /// and 0.85, 960 0.83 twice, 1024 0.82 and 0.855, 1536 0.83 and 0.755, 2048 0.78 and 0.825, 4096 0.76
-  /// twice.)
+  /// wide ones: 300 columns 0.78 twice, 352 0.85 and 0.89, 416 0.82 and 0.85, 512 0.83 and 0.92, 600 0.80 and
+  /// 0.75, 704 0.84 and 0.81, 768 0.83 and 0.85, 960 0.83 twice, 1024 0.82 and 0.855, 1536 0.83 and 0.755,
+  /// 2048 0.78 and 0.825, 4096 0.76 twice, but with a mask 300 0.41 and 0.38, 352 0.465 and 0.44.)
   template <class Problem>
   static bool fills_wide(const Problem& problem) {
     const index_type slices = slices_of_tiles(problem),
                      empty = slices * columns_of_tile<Problem> - problem.geometry.columns;
+    if (slices == 2 && operands_of<typename Problem::Transform> == 0) return true;
     if (slices == 2) return 4 * empty <= columns_of_tile<Problem>;
     return (slices <= 4 || slices == 8) && 8 * empty <= columns_of_tile<Problem>;
   }
@@ -474,17 +532,18 @@ struct ClusterPipelinedTiles {
 
   template <class Tiles>
   static void launch(const Kokkos::Cuda& exec, const typename Tiles::Problem& problem,
-                     const TileBoxes<Tiles::come>& boxes) {
+                     const TileBoxes<Tiles::come>& boxes, const TileBoxes<Tiles::come>& boxes_of_last) {
     const index_type slices = slices_of_tiles(problem), tiles = BoxesOfTiles::tiles_of(problem, boxes);
     launch_labelled(exec, kernel_label(problem.operation, name), [&] {
       launch_clusters(
           exec, kernel<Tiles>, true, static_cast<unsigned>(slices),
           static_cast<unsigned>(std::clamp<index_type>(tiles, 1, clusters<Tiles>(exec, problem)) * slices),
           Tiles::Sides::threads, shared_bytes<Tiles>,
-          TilesCall<Tiles::come, typename Tiles::Problem>{
-              problem, CudaWorkspace::get<typename Tiles::Acc>(exec, 0), static_cast<unsigned>(tiles),
-              static_cast<unsigned>(slices), static_cast<unsigned>(tiles), boxes,
-              rows_come_in_pairs(problem)});
+          ClusterTilesCall<Tiles::come, typename Tiles::Problem>{
+              {problem, CudaWorkspace::get<typename Tiles::Acc>(exec, 0), static_cast<unsigned>(slices),
+               static_cast<unsigned>(tiles), boxes, rows_come_in_pairs(problem)},
+              last_slice_is_half(problem),
+              boxes_of_last});
     });
   }
 };

@@ -34,6 +34,7 @@ inline constexpr unsigned tile_slices_joined = 16;
 /// Tickets are slices of all tiles.
 template <TilesCome come, class Problem>
 struct GridTilesCall : TilesCall<come, Problem> {
+  unsigned tickets;
   bool askers_join;  ///< see AskerOfTiles
   bool draws_early;  ///< tickets: once the results of a slot's rows are known, not once its outputs are there
 
@@ -74,6 +75,11 @@ struct TilesOfGrid : TilesOfBlock<come, rows_of_lane, Problem, GridTilesCall<com
                          std::uint32_t tag_)
       : Base(call_, block_, side_), tag(tag_) {}
 
+  __device__ auto& in_ring(int slot) const { return block.held[slot]; }
+  __device__ auto& in_turn(int slot, int which) const { return block.held[slot][which]; }
+  __device__ static constexpr int slots_of_ring() { return slots; }
+  __device__ static constexpr std::uint32_t bytes_of_slot(int) { return Base::SharedBlock::slot_bytes; }
+  __device__ const TileBoxes<come>& boxes_of(const SliceOfTile&) const { return call.boxes; }
   /// Tells others what a slice has of a row.
   __device__ void publish(int, const SliceOfTile& slice, int row, const PartialSoftmax<Acc>& partial) const {
     Words::publish(words(slice.tile, slice.slice) + row, partial, tag);
@@ -700,9 +706,10 @@ struct GridPipelinedTiles {
       return false;
     TileBoxes<come> boxes{};
     const bool no_rows = problem.geometry.rows == 0,
-               found = BoxesOfTiles::find<TilesOfGrid<come, rows_of_lane, Problem>>(problem, boxes);
+               found =
+                   !no_rows && BoxesOfTiles::find<TilesOfGrid<come, rows_of_lane, Problem>>(problem, boxes);
     if (found || no_rows) launch<come, rows_of_lane>(exec, problem, boxes);
-    return found && !no_rows;
+    return found;
   }
 
   template <TilesCome come, int rows_of_lane, class Problem>
@@ -723,8 +730,9 @@ struct GridPipelinedTiles {
                            Sides::threads, shared_bytes<come, rows_of_lane, Problem>,
                            GridTilesCall<come, Problem>{
                                {problem, CudaWorkspace::get<typename Problem::Acc>(exec, words(problem)),
-                                static_cast<unsigned>(tickets), static_cast<unsigned>(slices),
-                                static_cast<unsigned>(tiles), boxes, rows_come_in_pairs(problem)},
+                                static_cast<unsigned>(slices), static_cast<unsigned>(tiles), boxes,
+                                rows_come_in_pairs(problem)},
+                               static_cast<unsigned>(tickets),
                                askers_join<come>(problem),
                                draws_early<come>(problem)});
     });

@@ -48,9 +48,11 @@ struct SidesOfTileBlock {
                         anywhere = come == TilesCome::by_boxes_anywhere;
   static constexpr int sides = come == TilesCome::by_wide_boxes || anywhere ? 2 : 1;
   static constexpr int bytes_of_boundary = 16;  ///< of what the copy engine reads
-  static constexpr int boxes_of_slice =
+  static constexpr int in_turn =
                            anywhere ? bytes_of_boundary / static_cast<int>(sizeof(typename Problem::In)) : 1,
-                       columns_of_box = columns_of_tile<Problem> / boxes_of_slice;
+                       columns_in_turn = columns_of_tile<Problem> / in_turn;
+  /// Whether a row's last slice may have slots that are half as large.
+  static constexpr bool has_half_slots = meet == TilesMeet::in_cluster;
   /// With those that ask and join (in a cluster one, that does both), the one that copies, and those that
   /// store, half a box, one or two each. (Two that join cost no registers where there are boxes. One H200,
   /// fractions of a copy, one and two: double 3000 columns 0.63 and 0.70, 4096 0.60 and 0.69, 16384 0.53 and
@@ -70,7 +72,7 @@ struct SidesOfTileBlock {
   /// first and the last sector of 64 rows in part, 0.605.)
   static constexpr int rows_again = anywhere ? rows_of_sector<Problem> : 0;
   /// Of a box, before the tile's: it begins on a boundary.
-  static constexpr int rows_before = anywhere ? boxes_of_slice : 0;
+  static constexpr int rows_before = anywhere ? in_turn : 0;
 };
 
 struct SliceOfTile {
@@ -103,7 +105,6 @@ template <TilesCome come, class Problem>
 struct TilesCall {
   Problem problem;
   CudaWorkspace workspace;
-  unsigned tickets;
   unsigned slices;  ///< of a tile
   unsigned tiles;
   TileBoxes<come> boxes;
@@ -114,12 +115,14 @@ struct TilesCall {
 template <TilesMeet meet, int rows_of_lane, class Problem>
 struct SharedRing {
   static constexpr int rows = TileBlock<Problem>::lanes * rows_of_lane;
-  static constexpr int slots = 3;  ///< as many as two sides have room for on a multiprocessor
+  static constexpr int whole_slots = 3;  ///< as many as two sides have room for on a multiprocessor
+  /// Of a cluster's, where every other slice may need half of one.
+  static constexpr int slots = meet == TilesMeet::in_cluster ? 4 : whole_slots;
   /// Slices that have been reduced and wait for their rows' results. In a cluster, where these come soon, the
   /// next one waits until the first of two is written. (One H200, fractions of a copy, three and two: double
   /// 512 columns 0.836 and 0.841, 1024 0.802 and 0.811, that begin anywhere 512 0.716 and 0.733, 1024 0.675
   /// and 0.738, float 1024 0.738 and 0.747, others the same.)
-  static constexpr int waiting = meet == TilesMeet::in_cluster ? 2 : slots;
+  static constexpr int waiting = meet == TilesMeet::in_cluster ? 2 : whole_slots;
 
   alignas(sizeof(Word16)) ResultOfTileRow<Problem> results[waiting][rows];
   Mbarrier told[slots];     ///< a slice has been reduced
@@ -151,7 +154,7 @@ struct SharedTiles : SharedRing<meet, rows_of_lane, Problem> {
   ShareSum<Acc> sums[Block::slots][Ring::rows];
   Acc maxima_of_rows[Ring::rows];  ///< behind these sums, see SharedTile
   Held tops[Block::slots][Block::lanes];
-  Acc maxima[Ring::slots][Ring::rows];  ///< of what is in the slots
+  Acc maxima[Ring::waiting][Ring::rows];  ///< of what waits
 };
 
 /// Where there is a transform slots have rows, as x has them; what a transform makes of 16 bits does not fit,
@@ -168,7 +171,7 @@ struct SharedTiles<meet, rows_of_lane, Problem, true> : SharedRing<meet, rows_of
   using OfColumn = Raw[Ring::rows];
 
   ShareSum<Acc> sums[Block::slots][Ring::rows];
-  Acc maxima[Ring::slots][Block::slots][Ring::rows];  ///< of each thread's columns
+  Acc maxima[Ring::waiting][Block::slots][Ring::rows];  ///< of each thread's columns
 };
 
 /// Where a row of a tile of boxes lies: these do not go on in the next dimension.
@@ -186,13 +189,12 @@ struct SharedTileBlock {
   static constexpr int rows_of_box = Sides::rows_before + sides * Side::rows;
   static constexpr int arrivals = Side::has_temperatures ? 2 : 1;  ///< of what comes to a slot
   /// Of boxes of columns in turn, the boxes one behind the other.
-  using Slot =
-      std::conditional_t<Sides::anywhere,
-                         typename Problem::In[Sides::boxes_of_slice][Sides::columns_of_box][rows_of_box],
-                         typename Side::OfColumn[TileBlock<Problem>::slots][Side::columns][sides]>;
+  using Slot = std::conditional_t<Sides::anywhere,
+                                  typename Problem::In[Sides::in_turn][Sides::columns_in_turn][rows_of_box],
+                                  typename Side::OfColumn[TileBlock<Problem>::slots][Side::columns][sides]>;
 
-  alignas(128) Slot held[slots];
-  static constexpr std::uint32_t slot_bytes = sizeof(held[0]);
+  alignas(128) Slot held[Side::whole_slots];
+  static constexpr std::uint32_t slot_bytes = sizeof(Slot);
   Side side[sides];
   Mbarrier full[slots];     ///< boxes: a slice has come
   Mbarrier written[slots];  ///< boxes: its outputs are there
@@ -311,11 +313,11 @@ struct MoverOfTiles : Tiles {
   /// What a slot has of a column of this thread, at a place among its side's rows.
   __device__ auto& in_slot(int slot, int k, int at) const {
     if constexpr (Base::anywhere) {
-      constexpr int boxes = Base::Sides::boxes_of_slice, of_box = Block::columns_of_thread / boxes;
-      return block.held[slot][k % boxes][slot_of_thread * of_box + k / boxes]
-                       [call.boxes.first_row[k % boxes] + Base::side * rows + at];
+      constexpr int in_turn = Base::Sides::in_turn, of_turn = Block::columns_of_thread / in_turn;
+      return this->in_turn(slot, k % in_turn)[slot_of_thread * of_turn + k / in_turn]
+                                             [call.boxes.first_row[k % in_turn] + Base::side * rows + at];
     } else {
-      return block.held[slot][slot_of_thread][k][Base::side][at];
+      return this->in_ring(slot)[slot_of_thread][k][Base::side][at];
     }
   }
   /// This thread's first column in a slice.
@@ -345,6 +347,11 @@ struct MoverOfTiles : Tiles {
       return static_cast<int>(max(index_type(0), min(left, index_type(Block::columns_of_thread))));
     }
     return place_in_slot<Place>(slot, row).count;
+  }
+  /// Whether this thread may have columns of it: half a slot has no room for those that a slice lacks.
+  __device__ bool has_columns([[maybe_unused]] int slot) const {
+    if constexpr (!Base::Sides::has_half_slots) return true;
+    return first_column(block.slice[slot]) < call.problem.geometry.columns;
   }
   /// Stores this thread's outputs of rows that boxes leave out: the last ones (rows_stored), and those of a
   /// tile that begins before the first row, for the copy engine stores no such box. output(k) gives those of
@@ -449,15 +456,8 @@ struct WorkOnTiles : MoverOfTiles<Tiles> {
   /// What has come.
   __device__ void take(int slot, Mine& mine) const {
     if constexpr (Shared::copies) {
-      Raw raw[columns];
-#pragma unroll
-      for (int k = 0; k < columns; ++k) raw[k] = bits_as<Raw>(loaded(slot, k));
       const int count = Mover::template columns_in_slot<Place>(slot, lane * rows_of_lane);
-      if (count < columns) {
-#pragma unroll
-        for (int k = 0; k < columns; ++k) raw[k] = k < count ? raw[k] : Mine::nothing();
-      }
-      mine.take(raw);
+      mine.take_from([&](int k) { return bits_as<Raw>(loaded(slot, k)); }, count);
     } else {
       get(slot, mine);
     }
@@ -480,25 +480,30 @@ struct WorkOnTiles : MoverOfTiles<Tiles> {
       return;
     }
     const SliceOfTile slice = block.slice[slot];
+    // Warps without columns leave the others the multiprocessor; but where registers are few a branch around
+    // all this spills. (That begin anywhere 512 columns of floats 0.69 of a copy for 0.81.)
+    const bool has_columns = this->has_columns(slot), works = has_columns || Mover::anywhere;
     Mine mine;
-    take(slot, mine);
-    if constexpr (Mine::Dropped::any) mine.drop(call.problem, place_in_slot(slot));
     find_scale(slot, mine);
-    if ((mine.turn() || Mine::Dropped::any) && !reduces) put(slot, mine);
+    if (works) {
+      take(slot, mine);
+      if constexpr (Mine::Dropped::any) mine.drop(call.problem, place_in_slot(slot));
+      if ((mine.turn() || Mine::Dropped::any) && !reduces && has_columns) put(slot, mine);
+    }
     Acc max[rows_of_lane];
     const SharedTile<rows_of_lane, Problem> of_tile(shared.sums, Block::lanes, Block::slots);
     of_tile.reduce(
         mine, softmax, lane, Block::lanes, slot_of_thread, Block::slots, max, [&] { barrier(); },
-        [&](int row, Acc top, const ShareSum<Acc>& sum) { tell(slot, slice, row, top, sum); });
+        [&](int row, Acc top, const ShareSum<Acc>& sum) { tell(slot, slice, row, top, sum); }, works);
     if (thread == 0) this->has_told(slot);
     if constexpr (Mine::Result::keeps_exponentials) {
-      if (softmax) put(slot, mine);
+      if (softmax && has_columns) put(slot, mine);
     }
   }
   __device__ void tell(int slot, const SliceOfTile& slice, int row, Acc top, const ShareSum<Acc>& sum) const {
     const PartialSoftmax<Acc> partial = Mine::Part::share(top, sum);
     this->publish(slot, slice, row, partial);
-    shared.maxima[slot][row] = partial.max;
+    shared.maxima[this->waits_at(slot)][row] = partial.max;
   }
 
   /// Doubles stay in their slot, and leave registers to their exponentials. (One H200, 1000 columns, fraction
@@ -507,27 +512,35 @@ struct WorkOnTiles : MoverOfTiles<Tiles> {
   __device__ void reduce_in_slot(int slot) const {
     static_assert(rows_of_lane == 1 && Mine::Result::keeps_exponentials);
     const SliceOfTile slice = block.slice[slot];
-    for (int k = Mover::template columns_in_slot<Place>(slot, lane); k < columns; ++k)
-      held(slot, k) = Mine::nothing();
-    shared.tops[slot_of_thread][lane] = Mine::template largest<columns>([&](int k) { return held(slot, k); });
+    const bool has_columns = this->has_columns(slot);
+    if (has_columns) {
+      for (int k = Mover::template columns_in_slot<Place>(slot, lane); k < columns; ++k)
+        held(slot, k) = Mine::nothing();
+      shared.tops[slot_of_thread][lane] =
+          Mine::template largest<columns>([&](int k) { return held(slot, k); });
+    } else {
+      shared.tops[slot_of_thread][lane] = Mine::nothing();
+    }
     barrier();
     const Acc max = maximum_or_nan(
         Mine::template largest<Block::slots>([&](int t) { return shared.tops[t][lane]; }), -largest_v<Acc>);
     if (slot_of_thread == 0) shared.maxima_of_rows[lane] = max;
     const auto exponential = Mine::Part::exponential_below(max);
     auto sum = ShareSum<Acc>::none();
-    constexpr int few = 4;
+    if (has_columns) {
+      constexpr int few = 4;
 #pragma unroll 2
-    for (int k = 0; k < columns; k += few) {
-      Acc e[few];
+      for (int k = 0; k < columns; k += few) {
+        Acc e[few];
 #pragma unroll
-      for (int j = 0; j < few; ++j) e[j] = held(slot, k + j);
-      exponential.replace(e);
-      if (softmax) {
+        for (int j = 0; j < few; ++j) e[j] = held(slot, k + j);
+        exponential.replace(e);
+        if (softmax) {
 #pragma unroll
-        for (int j = 0; j < few; ++j) held(slot, k + j) = e[j];
+          for (int j = 0; j < few; ++j) held(slot, k + j) = e[j];
+        }
+        sum.join(ShareSum<Acc>::of((e[0] + e[1]) + (e[2] + e[3])));
       }
-      sum.join(ShareSum<Acc>::of((e[0] + e[1]) + (e[2] + e[3])));
     }
     shared.sums[slot_of_thread][lane] = sum;
     barrier();
@@ -542,12 +555,19 @@ struct WorkOnTiles : MoverOfTiles<Tiles> {
 
   /// Forms the outputs of a slice whose rows' results are known.
   __device__ void finish(int slot) const {
+    if (this->has_columns(slot)) write(slot);
+    if constexpr (boxes) {
+      fence_proxy_async_shared();  // what was written to the slot comes before the next copy
+      mbarrier_arrive(&block.written[slot]);
+    }
+  }
+  __device__ void write(int slot) const {
     Result result[rows_of_lane];
     Acc max[rows_of_lane];
 #pragma unroll
     for (int v = 0; v < rows_of_lane; ++v) {
       result[v] = shared.results[this->waits_at(slot)][lane * rows_of_lane + v];
-      max[v] = shared.maxima[slot][lane * rows_of_lane + v];
+      max[v] = shared.maxima[this->waits_at(slot)][lane * rows_of_lane + v];
     }
     if (reduces) {
       if (slot_of_thread == 0 && block.slice[slot].slice == 0)
@@ -565,10 +585,6 @@ struct WorkOnTiles : MoverOfTiles<Tiles> {
       } else {
         mine.write(call.problem, place_in_slot(slot), max, result);
       }
-    }
-    if constexpr (boxes) {
-      fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      mbarrier_arrive(&block.written[slot]);
     }
   }
 };
@@ -650,13 +666,19 @@ struct WorkOnTransformedTiles : MoverOfTiles<Tiles> {
 
   __device__ void reduce(int slot) const {
     const SliceOfTile slice = block.slice[slot];
+    auto& maxima = shared.maxima[this->waits_at(slot)];
 #pragma unroll 1
     for (int v = 0; v < rows_of_lane; ++v) {
+      if (!this->has_columns(slot)) {
+        maxima[slot_of_thread][row(v)] = -largest_v<Acc>;
+        shared.sums[slot_of_thread][row(v)] = ShareSum<Acc>::none();
+        continue;
+      }
       Mine mine;
       make(slot, v, place_in_slot(slot, v), mine);
       Acc max[1];
       mine.maxima(mine.top(), max);
-      shared.maxima[slot][slot_of_thread][row(v)] = max[0];
+      maxima[slot_of_thread][row(v)] = max[0];
       shared.sums[slot_of_thread][row(v)] = mine.sum(max[0], 0, softmax);
       if constexpr (has_room) {
         if (!reduces) {
@@ -675,8 +697,7 @@ struct WorkOnTransformedTiles : MoverOfTiles<Tiles> {
     if (thread < rows) {
       static_assert(Block::slots == ReductionPlan::shares && rows <= Block::threads);
       this->publish(slot, slice, thread, join_shares<Acc>([&](int share) {
-                      return Mine::Part::share(shared.maxima[slot][share][thread],
-                                               shared.sums[share][thread]);
+                      return Mine::Part::share(maxima[share][thread], shared.sums[share][thread]);
                     }));
     }
     barrier();  // the next slice's sums take the place of these
@@ -684,6 +705,13 @@ struct WorkOnTransformedTiles : MoverOfTiles<Tiles> {
   }
 
   __device__ void finish(int slot) const {
+    if (this->has_columns(slot)) write(slot);
+    if constexpr (boxes) {
+      fence_proxy_async_shared();  // what was written to the slot comes before the next copy
+      mbarrier_arrive(&block.written[slot]);
+    }
+  }
+  __device__ void write(int slot) const {
 #pragma unroll 1
     for (int v = 0; v < rows_of_lane; ++v) {
       const Result result[1] = {shared.results[this->waits_at(slot)][row(v)]};
@@ -702,7 +730,7 @@ struct WorkOnTransformedTiles : MoverOfTiles<Tiles> {
       } else {
         make(slot, v, at(), mine);
       }
-      const Acc max[1] = {shared.maxima[slot][slot_of_thread][row(v)]};
+      const Acc max[1] = {shared.maxima[this->waits_at(slot)][slot_of_thread][row(v)]};
       if constexpr (boxes && Mover::stores_boxes) {
         mine.for_outputs(
             call.problem.operation, max, result, columns,
@@ -712,10 +740,6 @@ struct WorkOnTransformedTiles : MoverOfTiles<Tiles> {
       } else {
         mine.write(call.problem, at(), max, result);
       }
-    }
-    if constexpr (boxes) {
-      fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      mbarrier_arrive(&block.written[slot]);
     }
   }
 };
@@ -734,7 +758,6 @@ struct MoversOfBoxes : WorkOfMovers<Tiles> {
   using Work::finish;
   using Work::reduce;
   using Work::shared;
-  using Work::slots;
   using Work::thread;
   using Work::Work;
 
@@ -746,7 +769,7 @@ struct MoversOfBoxes : WorkOfMovers<Tiles> {
     for (;;) {
       if (pending > 0 && all(this->is_known(oldest))) {
         finish(oldest.slot);
-        oldest.advance(slots);
+        oldest.advance(this->slots_of_ring());
         --pending;
       } else if (ends) {
         if (pending == 0) return;
@@ -763,7 +786,7 @@ struct MoversOfBoxes : WorkOfMovers<Tiles> {
           continue;
         }
         reduce(next.slot);
-        next.advance(slots);
+        next.advance(this->slots_of_ring());
         ++pending;
       }
     }
@@ -779,9 +802,9 @@ struct CopierOfTiles : Tiles {
   using Base::reduces;
   using Base::rows;
   using Base::rows_of_tile;
-  using Base::slots;
   using typename Base::Problem;
   using typename Base::Shared;
+  using typename Base::Sides;
 
   /// The other lanes are there for masks and temperatures.
   static constexpr bool has_operands = operands_of<typename Problem::Transform> != 0,
@@ -802,17 +825,17 @@ struct CopierOfTiles : Tiles {
             static_cast<int>(first.outer - last * call.boxes.extent), static_cast<int>(last)};
   }
   __device__ void load(int slot, const SliceOfTile& slice) const {
-    mbarrier_arrive_expect_tx(&block.full[slot], Base::SharedBlock::slot_bytes);
+    mbarrier_arrive_expect_tx(&block.full[slot], this->bytes_of_slot(slot));
     const Corner at = corner(slice);
     const std::uint32_t full = shared_address(&block.full[slot]);
+    const auto& boxes = this->boxes_of(slice);
     if constexpr (Base::anywhere) {
-      constexpr int boxes = Base::Sides::boxes_of_slice;
 #pragma unroll
-      for (int i = 0; i < boxes; ++i)
-        cp_async_bulk_tensor_4d(shared_address(block.held[slot][i]), &call.boxes.in_turn[i], at.inner,
-                                at.column / boxes, at.next, at.last, full);
+      for (int i = 0; i < Sides::in_turn; ++i)
+        cp_async_bulk_tensor_4d(shared_address(this->in_turn(slot, i)), &boxes.in_turn[i], at.inner,
+                                at.column / Sides::in_turn, at.next, at.last, full);
     } else {
-      cp_async_bulk_tensor_4d(shared_address(block.held[slot]), &call.boxes.x, at.inner, at.column, at.next,
+      cp_async_bulk_tensor_4d(shared_address(this->in_ring(slot)), &boxes.x, at.inner, at.column, at.next,
                               at.last, full);
     }
   }
@@ -829,8 +852,8 @@ struct CopierOfTiles : Tiles {
       if (reduces) return;
       const Corner at = corner(block.slice[slot]);
       if (at.inner < 0) return;
-      cp_async_bulk_tensor_4d_store(&call.boxes.y, at.inner, at.column, at.next, at.last,
-                                    shared_address(block.held[slot]));
+      cp_async_bulk_tensor_4d_store(&this->boxes_of(block.slice[slot]).y, at.inner, at.column, at.next,
+                                    at.last, shared_address(this->in_ring(slot)));
     }
   }
 
@@ -876,7 +899,7 @@ struct CopierOfTiles : Tiles {
     for (; in_use > 0; --in_use) {
       wait_for(at);
       if (lane == 0) store(at.slot);
-      at.advance(slots);
+      at.advance(this->slots_of_ring());
     }
     cp_async_bulk_wait_group_read<0>();
   }
@@ -892,14 +915,13 @@ struct StorerOfTiles : Tiles {
   using Base::call;
   using Base::rows_of_step;
   using Base::rows_of_tile;
-  using Base::slots;
   using typename Base::Problem;
   using typename Base::Sides;
   using Out = typename Problem::Out;
-  static constexpr int boxes = Sides::boxes_of_slice, warps = Sides::storing_warps,
+  static constexpr int boxes = Sides::in_turn, warps = Sides::storing_warps,
                        boxes_of_warp = boxes > warps ? boxes / warps : 1,
                        warps_of_box = boxes > warps ? 1 : warps / boxes,
-                       columns_of_warp = Sides::columns_of_box / warps_of_box;
+                       columns_of_warp = Sides::columns_in_turn / warps_of_box;
   static constexpr int rows_of_box = Base::SharedBlock::rows_of_box;
   /// What a lane stores at once: of 16 bits two rows.
   using Unit = std::conditional_t<sizeof(Out) == 2, unsigned, Out>;
@@ -931,9 +953,9 @@ struct StorerOfTiles : Tiles {
 
   __device__ void store(int slot) const {
 #pragma unroll 1
-    for (int b = 0; b < boxes_of_warp; ++b) store_box(slot, box + b * warps);
+    for (int b = 0; b < boxes_of_warp; ++b) store_columns(slot, box + b * warps);
   }
-  __device__ void store_box(int slot, int which) const {
+  __device__ void store_columns(int slot, int which) const {
     const RowGeometry& g = call.problem.geometry;
     const index_type first = block.first_row[slot].inner,
                      first_column =
@@ -945,7 +967,7 @@ struct StorerOfTiles : Tiles {
                columns = min((columns_of_slice - which + boxes - 1) / boxes - begin, columns_of_warp);
     Out* const y = call.problem.y + first + (first_column + which) * g.y_column_stride + begin * distance;
     const Out* const outputs =
-        reinterpret_cast<const Out*>(block.held[slot][which][begin]) + call.boxes.first_row[which];
+        reinterpret_cast<const Out*>(this->in_turn(slot, which)[begin]) + call.boxes.first_row[which];
     int column = 0;
     if (first > 0 && rows == rows_of_tile) column = store_whole(outputs, y, distance, columns);
     store_some(outputs, y, distance, column, columns, rows, first == 0);
@@ -999,7 +1021,7 @@ struct StorerOfTiles : Tiles {
       store(at.slot);
       __syncwarp();
       if (lane == 0) mbarrier_arrive(&block.stored[at.slot]);
-      at.advance(slots);
+      at.advance(this->slots_of_ring());
     }
   }
 };
@@ -1064,7 +1086,10 @@ struct BoxesOfTiles {
             (takes_pairs<Problem> && PartsOfChain<Transform>::temperatures == 0)) &&
            sizeof(typename Problem::Out) == sizeof(In) && operands_of<Transform> == 0 &&
            !is_known_at_run_time<Transform> &&
-           sizeof(TilesCall<TilesCome::by_boxes_anywhere, Problem>) < most_bytes;
+           // (A cluster's call has them twice.)
+           sizeof(TilesCall<TilesCome::by_boxes_anywhere, Problem>) +
+                   sizeof(TileBoxes<TilesCome::by_boxes_anywhere>) <
+               most_bytes;
   }();
 
   /// Whether slices come as boxes, on boundaries of so many bytes (boxes have to be on those of 16).
@@ -1100,7 +1125,7 @@ struct BoxesOfTiles {
   template <class Tiles, class Problem>
   static bool exist(const Problem& problem) {
     if constexpr (Tiles::anywhere) {
-      for (int i = 0; i < Tiles::Sides::boxes_of_slice; ++i) {
+      for (int i = 0; i < Tiles::Sides::in_turn; ++i) {
         const InTurn<Tiles> in_turn(problem, i);
         if (!in_turn.tensor.fits(in_turn.begin)) return false;
       }
@@ -1113,13 +1138,13 @@ struct BoxesOfTiles {
     }
   }
 
-  /// Boxes of x and y, if the copy engine takes them: strides that are multiples of 16 bytes, and rows enough
-  /// side by side.
+  /// Boxes of so many columns of x and y, if the copy engine takes them: strides that are multiples of 16
+  /// bytes, and rows enough side by side.
   template <class Tiles, class Problem, TilesCome come>
-  static bool find(const Problem& problem, TileBoxes<come>& boxes) {
+  static bool find(const Problem& problem, TileBoxes<come>& boxes, int columns = columns_of_tile<Problem>) {
     if (!has_boxes_of_x<Tiles>(problem)) return false;
     const RowGeometry& g = problem.geometry;
-    constexpr int rows = Tiles::rows_of_tile, columns = columns_of_tile<Problem>;
+    constexpr int rows = Tiles::rows_of_tile;
     const int inner = g.rank - 1;
     boxes.rows_before = come == TilesCome::by_wide_boxes ? rows_before_boundary(problem) : 0;
     boxes.tiles_of_inner = static_cast<unsigned>(ceil_div(g.extent[inner] + boxes.rows_before, rows));
@@ -1132,19 +1157,20 @@ struct BoxesOfTiles {
   }
   /// Of columns of x in turn, which are multiples of 16 bytes apart, from boundaries of as many on.
   template <class Tiles, class Problem>
-  static bool find(const Problem& problem, TileBoxes<TilesCome::by_boxes_anywhere>& boxes) {
+  static bool find(const Problem& problem, TileBoxes<TilesCome::by_boxes_anywhere>& boxes,
+                   int columns = columns_of_tile<Problem>) {
     using Sides = typename Tiles::Sides;
-    static_assert(Sides::boxes_of_slice <= TileBoxes<TilesCome::by_boxes_anywhere>::most);
+    static_assert(Sides::in_turn <= TileBoxes<TilesCome::by_boxes_anywhere>::most);
     const RowGeometry& g = problem.geometry;
     if (g.rank != 1) return false;
     boxes.tiles_of_inner = static_cast<unsigned>(ceil_div(g.rows, index_type(Tiles::rows_of_step)));
     boxes.extent = 1;
     bool found = true;
-    for (int i = 0; i < Sides::boxes_of_slice; ++i) {
+    for (int i = 0; i < Sides::in_turn; ++i) {
       const InTurn<Tiles> in_turn(problem, i);
       boxes.first_row[i] = in_turn.first_row;
       found = found && in_turn.tensor.encode(boxes.in_turn[i], in_turn.begin, Tiles::SharedBlock::rows_of_box,
-                                             Sides::columns_of_box);
+                                             columns / Sides::in_turn);
     }
     return found;
   }
@@ -1207,16 +1233,16 @@ struct BoxesOfTiles {
     TensorOfRows tensor;
 
     InTurn(const typename Tiles::Problem& problem, int column) {
-      constexpr index_type size = sizeof(In), in_turn = Tiles::Sides::boxes_of_slice,
+      constexpr index_type size = sizeof(In), columns_in_turn = Tiles::Sides::in_turn,
                            boundary = Tiles::Sides::bytes_of_boundary;
-      static_assert(in_turn * size % boundary == 0);
+      static_assert(columns_in_turn * size % boundary == 0);
       const RowGeometry& g = problem.geometry;
       const auto address = reinterpret_cast<std::uintptr_t>(problem.x + column * g.x_column_stride);
       begin = reinterpret_cast<const In*>(address / boundary * boundary);
       first_row = static_cast<int>(address % boundary / size);
       tensor = {{static_cast<cuuint64_t>(g.rows + first_row),
-                 static_cast<cuuint64_t>(ceil_div(g.columns - column, in_turn)), 1, 1},
-                {static_cast<cuuint64_t>(in_turn * g.x_column_stride * size), boundary, boundary}};
+                 static_cast<cuuint64_t>(ceil_div(g.columns - column, columns_in_turn)), 1, 1},
+                {static_cast<cuuint64_t>(columns_in_turn * g.x_column_stride * size), boundary, boundary}};
     }
   };
 };

@@ -260,6 +260,13 @@ struct PartOfTile {
       return -infinity_v<In>;
     }
   }
+  __device__ static Held nothing_held() {
+    if constexpr (pairs) {
+      return nothing();
+    } else {
+      return -infinity_v<Acc>;
+    }
+  }
   __device__ static const Raw* first_of_x(const Problem& problem, const Place& place) {
     return reinterpret_cast<const Raw*>(problem.x + place.row(problem.geometry).x_offset +
                                         place.first_column * problem.geometry.x_column_stride);
@@ -677,15 +684,15 @@ struct SharedTile {
         maxima(reinterpret_cast<Acc*>(sums + lanes * rows_of_lane * slots)),
         tops(reinterpret_cast<Held*>(maxima + lanes * rows_of_lane)) {}
 
-  /// Reduces what the threads have of the rows; `max` becomes their maxima in the tile. with_row(row,
-  /// maximum, sum) by one thread for each row. barrier() is one of all threads.
+  /// Reduces what the threads have of the rows, if they have any; `max` becomes their maxima in the tile.
+  /// with_row(row, maximum, sum) by one thread for each row. barrier() is one of all threads.
   template <int columns, class Barrier, class WithRow>
   __device__ void reduce(PartOfTile<columns, rows_of_lane, Problem>& mine, bool softmax, int lane, int lanes,
                          int slot, int slots, Acc (&max)[rows_of_lane], const Barrier& barrier,
-                         const WithRow& with_row) const {
+                         const WithRow& with_row, bool has_columns = true) const {
     using Mine = PartOfTile<columns, rows_of_lane, Problem>;
     const int first = lane * rows_of_lane, rows = lanes * rows_of_lane;
-    Held top = mine.top();
+    Held top = has_columns ? mine.top() : Mine::nothing_held();
     tops[slot * lanes + lane] = top;
     barrier();
 #pragma unroll 8
@@ -694,7 +701,7 @@ struct SharedTile {
 #pragma unroll
     for (int v = 0; v < rows_of_lane; ++v) {
       if (slot == 0) maxima[first + v] = max[v];
-      sums[slot * rows + first + v] = mine.sum(max[v], v, softmax);
+      sums[slot * rows + first + v] = has_columns ? mine.sum(max[v], v, softmax) : ShareSum<Acc>::none();
     }
     barrier();
     for (int row = slot * lanes + lane; row < rows; row += slots * lanes) {
