@@ -163,7 +163,7 @@ void check_layouts(const std::vector<std::int64_t>& extents, const std::vector<i
 
 template <class In, class Out>
 void check_lengths() {
-  for (const std::int64_t columns : {2, 7, 8, 9, 16, 17, 100, 129, 256, 257, 300, 511, 512, 1025}) {
+  for (const std::int64_t columns : {2, 3, 4, 7, 8, 9, 16, 17, 100, 129, 256, 257, 300, 511, 512, 1025}) {
     for (const std::int64_t rows : {1, 2, 30, 64, 72, 77})
       check_layouts<In, Out, 2>({columns, rows}, {1, 0}, 0);
   }
@@ -238,7 +238,7 @@ void check_several_rows(const char* implementation, const std::vector<std::int64
 }
 template <class In, class Out>
 void check_wide_tiles() {
-  check_several_rows<In, Out>("block_per_wide_tile", {2, 5, 8, 9, 16, 33, 100, 129, 200, 256});
+  check_several_rows<In, Out>("block_per_wide_tile", {2, 3, 4, 5, 8, 9, 16, 33, 100, 129, 200, 256});
 }
 template <class T>
 void check_clusters() {
@@ -261,8 +261,8 @@ void check_dimensions_of_several_rows(const char* implementation, const std::vec
   }
 }
 TEST(CudaTiles, DimensionsOfWideTiles) {
-  check_dimensions_of_several_rows<float>("block_per_wide_tile", {3, 21, 200});
-  check_dimensions_of_several_rows<bhalf_t>("block_per_wide_tile", {3, 21, 200});
+  check_dimensions_of_several_rows<float>("block_per_wide_tile", {2, 3, 21, 200});
+  check_dimensions_of_several_rows<bhalf_t>("block_per_wide_tile", {2, 3, 21, 200});
 }
 TEST(CudaTiles, DimensionsOfClusters) {
   if (!has_clusters<Exec>()) GTEST_SKIP() << "clusters need compute capability 9.0";
@@ -421,7 +421,7 @@ TEST(CudaTiles, SameBitsOfClusters) {
 }
 
 TEST(CudaTiles, SameBitsOfWideTiles) {
-  const std::vector<std::int64_t> lengths{2, 5, 8, 12, 16, 33, 100, 128, 200, 256};
+  const std::vector<std::int64_t> lengths{2, 3, 4, 5, 8, 12, 16, 33, 100, 128, 200, 256};
   check_bits_of_wide_tiles<float, Exec>(lengths);
   check_bits_of_wide_tiles<half_t, Exec>(lengths);
   check_bits_of_wide_tiles<bhalf_t, Exec>(lengths);
@@ -515,7 +515,7 @@ TEST(CudaTiles, SectorsOfWideTiles) {
       }
     }
   };
-  check({5, 16, 33, 100, 129, 256}, NoTransform());
+  check({2, 4, 5, 16, 33, 100, 129, 256}, NoTransform());
   check({100, 129, 256}, [](std::int64_t, std::int64_t, const auto& use) { use(ks::scale(0.7)); });
 }
 

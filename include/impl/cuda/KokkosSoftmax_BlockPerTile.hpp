@@ -60,6 +60,22 @@ __global__ void __launch_bounds__(512, 2) block_per_tile_kernel(const __grid_con
   }
 }
 
+/// Calls use<columns>() where rows have two columns, or up to four: kernels for these form no exponentials of
+/// columns that are not there. For `reserve`, which has no rows, with both. True if rows are such. (With a
+/// transform each would be compiled once more.)
+template <class Problem, class Use>
+bool with_few_columns(const Problem& problem, const Use& use) {
+  if constexpr (has_transform_v<Problem>) {
+    return false;
+  } else {
+    const index_type columns = problem.geometry.columns;
+    const bool no_rows = problem.geometry.rows == 0;
+    if (columns <= 2 || no_rows) use.template operator()<2>();
+    if ((columns > 2 && columns <= 4) || no_rows) use.template operator()<4>();
+    return columns <= 4 && !no_rows;
+  }
+}
+
 struct BlockPerTile {
   static constexpr const char* name = "block_per_tile";
 
@@ -119,6 +135,10 @@ struct BlockPerTile {
     const bool no_rows = problem.geometry.rows == 0;
     // (With a transform one kernel serves: it would be compiled once more for each.)
     constexpr bool has_few = !has_transform_v<Problem>;
+    // (Of others than doubles many rows are for block_per_wide_tile.)
+    if constexpr (sizeof(typename Problem::Acc) == 8) {
+      if (with_few_columns(problem, [&]<int few>() { launch_by<few, rows_of_lane>(exec, problem); })) return;
+    }
     if constexpr (has_few) {
       if (columns <= fewest_columns || no_rows) launch_by<fewest_columns, rows_of_lane>(exec, problem);
     }

@@ -22,12 +22,12 @@
 
 namespace KokkosSoftmax::impl {
 
-/// What a thread has of a tile, by types alone.
-template <class Problem>
+/// What a thread has of a tile, by types alone: so many columns, of rows of two, or four, no more.
+template <class Problem, int columns_ = 8>
 struct WideTile {
   using In = typename Problem::In;
   using Out = typename Problem::Out;
-  static constexpr int columns = 8;                                  ///< of a thread
+  static constexpr int columns = columns_;
   static constexpr int rows_of_part = takes_pairs<Problem> ? 2 : 1;  ///< what PartOfTile has
   static constexpr int parts = 4, rows_of_thread = parts * rows_of_part;
   using Part = PartOfTile<columns, rows_of_part, Problem>;
@@ -71,9 +71,9 @@ struct SharedWideTile : TalliesOfRows {
 /// What a thread has of a tile: lane threadIdx.x across rows, slot threadIdx.y along columns. `together`:
 /// lanes whose rows are neighbours where they do not come in vectors: a group. `again`: as many as a sector
 /// has of its last ones the next group has, too, so that no sector is written by two of them.
-template <int together, bool again, class Problem>
+template <int together, bool again, class Problem, int columns_ = WideTile<Problem>::columns>
 struct RowsOfThread {
-  using Tile = WideTile<Problem>;
+  using Tile = WideTile<Problem, columns_>;
   using Part = typename Tile::Part;
   using Raw = typename Part::Raw;
   using Put = typename Part::Put;
@@ -401,17 +401,17 @@ struct RowsOfThread {
   }
 };
 
-template <int together, bool again, class Problem>
+template <int columns, int together, bool again, class Problem>
 __global__ void __launch_bounds__(512, 2)
     block_per_wide_tile_kernel(const __grid_constant__ Problem problem,
                                const __grid_constant__ WideTileRows lie) {
-  using Tile = WideTile<Problem>;
+  using Tile = WideTile<Problem, columns>;
   using Part = typename Tile::Part;
   constexpr int parts = Tile::parts, rows_of_part = Tile::rows_of_part;
   extern __shared__ uint4 shared_of_tile[];
   grid_dependency_wait();
   if (problem.geometry.rows == 0) return;
-  RowsOfThread<together, again, Problem> mine(problem, lie, blockIdx.x, 0);
+  RowsOfThread<together, again, Problem, columns> mine(problem, lie, blockIdx.x, 0);
   mine.template load<true>();
   mine.transform();
 
@@ -562,6 +562,11 @@ struct BlockPerWideTile {
     lie.rows_before = lie.vectors ? rows_before_boundary(problem) : 0;
     const Plan<Problem> plan(problem);
     const bool again = !lie.vectors && has_rows_again(problem);
+    const bool few = with_few_columns(problem, [&]<int columns>() {
+      launch<columns, 32, false>(exec, problem, plan, lie,
+                                 ceil_div(problem.geometry.rows + lie.rows_before, plan.rows()));
+    });
+    if (few) return;
     launch_for<32>(exec, problem, plan, lie, again);
     launch_for<16>(exec, problem, plan, lie, again);
   }
@@ -652,18 +657,19 @@ struct BlockPerWideTile {
     if (rows > 0 && (plan.lanes >= 32) != (together == 32)) return;
     if constexpr (may_have_rows_again<together, Problem>) {
       if (again || rows == 0)
-        launch<together, true>(
+        launch<WideTile<Problem>::columns, together, true>(
             exec, problem, plan, lie,
             ceil_div(rows, plan.rows() - plan.lanes / together * index_type(rows_of_sector<Problem>)));
       if (again && rows > 0) return;
     }
-    launch<together, false>(exec, problem, plan, lie, ceil_div(rows + lie.rows_before, plan.rows()));
+    launch<WideTile<Problem>::columns, together, false>(exec, problem, plan, lie,
+                                                        ceil_div(rows + lie.rows_before, plan.rows()));
   }
 
-  template <int together, bool again, class Problem>
+  template <int columns, int together, bool again, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem, const Plan<Problem>& plan,
                      const WideTileRows& lie, index_type blocks) {
-    launch_with_shared<&block_per_wide_tile_kernel<together, again, Problem>>(
+    launch_with_shared<&block_per_wide_tile_kernel<columns, together, again, Problem>>(
         exec, kernel_label(problem.operation, name), blocks,
         dim3(static_cast<unsigned>(plan.lanes), static_cast<unsigned>(plan.slots)),
         plan.slots > 1 ? SharedWideTile<Problem>::bytes(plan.rows()) : 0, problem, lie);

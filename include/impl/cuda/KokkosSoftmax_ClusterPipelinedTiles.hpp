@@ -503,13 +503,15 @@ struct ClusterPipelinedTiles {
   /// Whether wide ones of 16 bits are faster. (One H200, fraction of a copy of 1 GiB of bfloat16, boxes and
   /// wide ones: 300 columns 0.78 twice, 352 0.85 and 0.89, 416 0.82 and 0.85, 512 0.83 and 0.92, 600 0.80 and
   /// 0.75, 704 0.84 and 0.81, 768 0.83 and 0.85, 960 0.83 twice, 1024 0.82 and 0.855, 1536 0.83 and 0.755,
-  /// 2048 0.78 and 0.825, 4096 0.76 twice, but with a mask 300 0.41 and 0.38, 352 0.465 and 0.44.)
+  /// 2048 0.78 and 0.825, 4096 0.76 twice, but with a mask 300 0.41 and 0.38, 352 0.465 and 0.44, and sums of
+  /// 384 0.64 and 0.59.)
   template <class Problem>
   static bool fills_wide(const Problem& problem) {
     const index_type slices = slices_of_tiles(problem),
                      empty = slices * columns_of_tile<Problem> - problem.geometry.columns;
-    if (slices == 2 && operands_of<typename Problem::Transform> == 0) return true;
-    if (slices == 2) return 4 * empty <= columns_of_tile<Problem>;
+    const bool only_x_and_y_move =
+        operands_of<typename Problem::Transform> == 0 && problem.operation != Operation::logsumexp;
+    if (slices == 2) return only_x_and_y_move || 4 * empty <= columns_of_tile<Problem>;
     return (slices <= 4 || slices == 8) && 8 * empty <= columns_of_tile<Problem>;
   }
 

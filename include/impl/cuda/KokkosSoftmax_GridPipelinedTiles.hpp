@@ -218,7 +218,6 @@ struct MoversByThemselves : WorkOfMovers<Tiles> {
   using Work::block;
   using Work::call;
   using Work::fetch;
-  using Work::finish;
   using Work::reduce;
   using Work::shared;
   using Work::slots;
@@ -270,7 +269,7 @@ struct MoversByThemselves : WorkOfMovers<Tiles> {
       }
       if (pending > 0 && all(this->is_known(oldest))) {
         draw();
-        finish(oldest.slot);
+        this->write(oldest.slot);
         oldest.advance(slots);
         --pending;
       } else if (coming > 0) {

@@ -554,13 +554,6 @@ struct WorkOnTiles : MoverOfTiles<Tiles> {
   }
 
   /// Forms the outputs of a slice whose rows' results are known.
-  __device__ void finish(int slot) const {
-    if (this->has_columns(slot)) write(slot);
-    if constexpr (boxes) {
-      fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      mbarrier_arrive(&block.written[slot]);
-    }
-  }
   __device__ void write(int slot) const {
     Result result[rows_of_lane];
     Acc max[rows_of_lane];
@@ -704,13 +697,6 @@ struct WorkOnTransformedTiles : MoverOfTiles<Tiles> {
     if (thread == 0) this->has_told(slot);
   }
 
-  __device__ void finish(int slot) const {
-    if (this->has_columns(slot)) write(slot);
-    if constexpr (boxes) {
-      fence_proxy_async_shared();  // what was written to the slot comes before the next copy
-      mbarrier_arrive(&block.written[slot]);
-    }
-  }
   __device__ void write(int slot) const {
 #pragma unroll 1
     for (int v = 0; v < rows_of_lane; ++v) {
@@ -755,11 +741,16 @@ struct MoversOfBoxes : WorkOfMovers<Tiles> {
   using Work::all;
   using Work::block;
   using Work::call;
-  using Work::finish;
   using Work::reduce;
   using Work::shared;
   using Work::thread;
   using Work::Work;
+
+  __device__ void finish(int slot) const {
+    if (this->has_columns(slot)) this->write(slot);
+    fence_proxy_async_shared();  // what was written to the slot comes before the next copy
+    mbarrier_arrive(&block.written[slot]);
+  }
 
   /// Nothing but memory is waited for: what else this block has to do may be what it would wait for.
   __device__ void run() const {

@@ -591,7 +591,8 @@ struct PartOfTile {
   __device__ ShareSum<Acc> sum_by(const SomeExponential& exponential, int row,
                                   [[maybe_unused]] bool softmax) {
     auto sum = ShareSum<Acc>::none();
-    constexpr int few = is_16_bit_v<Out> ? 8 : 4;
+    // (Of fewer the same bits: exponentials of columns that are not there are 0.)
+    constexpr int most = is_16_bit_v<Out> ? 8 : 4, few = columns < most ? columns : most;
     static_assert(columns % few == 0);
 #pragma unroll
     for (int k = 0; k < columns; k += few) {
