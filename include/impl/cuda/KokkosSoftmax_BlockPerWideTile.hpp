@@ -22,7 +22,8 @@
 
 namespace KokkosSoftmax::impl {
 
-/// What a thread has of a tile, by types alone: so many columns, of rows of two, or four, no more.
+/// What a thread has of a tile, by types alone. (Rows of a few columns have kernels whose threads have
+/// fewer.)
 template <class Problem, int columns_ = 8>
 struct WideTile {
   using In = typename Problem::In;
@@ -562,10 +563,8 @@ struct BlockPerWideTile {
     lie.rows_before = lie.vectors ? rows_before_boundary(problem) : 0;
     const Plan<Problem> plan(problem);
     const bool again = !lie.vectors && has_rows_again(problem);
-    const bool few = with_few_columns(problem, [&]<int columns>() {
-      launch<columns, 32, false>(exec, problem, plan, lie,
-                                 ceil_div(problem.geometry.rows + lie.rows_before, plan.rows()));
-    });
+    const bool few = with_few_columns(
+        problem, [&]<int columns>() { launch<columns, 32, false>(exec, problem, plan, lie); });
     if (few) return;
     launch_for<32>(exec, problem, plan, lie, again);
     launch_for<16>(exec, problem, plan, lie, again);
@@ -655,20 +654,21 @@ struct BlockPerWideTile {
                          const WideTileRows& lie, bool again) {
     const index_type rows = problem.geometry.rows;
     if (rows > 0 && (plan.lanes >= 32) != (together == 32)) return;
+    constexpr int columns = WideTile<Problem>::columns;
     if constexpr (may_have_rows_again<together, Problem>) {
-      if (again || rows == 0)
-        launch<WideTile<Problem>::columns, together, true>(
-            exec, problem, plan, lie,
-            ceil_div(rows, plan.rows() - plan.lanes / together * index_type(rows_of_sector<Problem>)));
+      if (again || rows == 0) launch<columns, together, true>(exec, problem, plan, lie);
       if (again && rows > 0) return;
     }
-    launch<WideTile<Problem>::columns, together, false>(exec, problem, plan, lie,
-                                                        ceil_div(rows + lie.rows_before, plan.rows()));
+    launch<columns, together, false>(exec, problem, plan, lie);
   }
 
   template <int columns, int together, bool again, class Problem>
   static void launch(const Kokkos::Cuda& exec, const Problem& problem, const Plan<Problem>& plan,
-                     const WideTileRows& lie, index_type blocks) {
+                     const WideTileRows& lie) {
+    const index_type rows = problem.geometry.rows + (again ? 0 : lie.rows_before),
+                     rows_of_step =
+                         plan.rows() - (again ? plan.lanes / together * rows_of_sector<Problem> : 0),
+                     blocks = ceil_div(rows, rows_of_step);
     launch_with_shared<&block_per_wide_tile_kernel<columns, together, again, Problem>>(
         exec, kernel_label(problem.operation, name), blocks,
         dim3(static_cast<unsigned>(plan.lanes), static_cast<unsigned>(plan.slots)),

@@ -834,10 +834,6 @@ struct CopierOfTiles : Tiles {
   __device__ void wait_for(const RingCursor& at) const {
     mbarrier_wait_parity(Base::anywhere ? &block.stored[at.slot] : &block.written[at.slot], at.parity);
   }
-  /// Until the results of its rows are there, so that it will be written soon.
-  __device__ void wait_for_results(const RingCursor& at) const {
-    for (auto& side : block.side) mbarrier_wait_parity(&side.known[at.slot], at.parity);
-  }
   __device__ void store(int slot) const {
     if constexpr (Base::stores_boxes && !Base::anywhere) {
       if (reduces) return;
